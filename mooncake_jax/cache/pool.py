@@ -1,0 +1,140 @@
+"""KVCachePool: which node holds which KVCache block, in which slot of its store (report 3, figure 3).
+
+Metadata only: it lives with Conductor, the bytes live on the nodes (cache/store.py). A block is *reserved* for a request when the request
+is dispatched and *landed* once all its bytes are in the store; only landed blocks are found by a match. Reserved and read blocks are
+pinned and never evicted; eviction is least recently used. Knows nothing of time, ranks or models.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One KVCache block on one node: its key and the slot of that node's store it lies, or will lie, in."""
+
+    key: bytes
+    slot: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    slot: int
+    landed: bool = False
+    pins: int = 0
+
+
+@dataclass(slots=True)
+class _NodeBlocks:
+    """The blocks of one node, least recently used first."""
+
+    entries: OrderedDict[bytes, _Entry]
+    free: list[int]
+    capacity: int
+
+    def take_slot(self) -> int | None:
+        """A free slot, evicting the least recently used unpinned block if need be; None when every block is pinned."""
+        if self.free:
+            return self.free.pop()
+        for key, entry in self.entries.items():
+            if entry.pins == 0:
+                del self.entries[key]
+                return entry.slot
+        return None
+
+
+class KVCachePool:
+    """Blocks of all nodes. capacities: node name -> slots of its store."""
+
+    def __init__(self, capacities: dict[str, int]):
+        self._nodes = {
+            node: _NodeBlocks(OrderedDict(), list(range(slots - 1, -1, -1)), slots) for node, slots in capacities.items()
+        }
+
+    def match(self, keys: Sequence[bytes]) -> dict[str, int]:
+        """Number of leading blocks landed on each node. Changes nothing."""
+        return {node: self._match_one(blocks, keys) for node, blocks in self._nodes.items()}
+
+    @staticmethod
+    def _match_one(blocks: _NodeBlocks, keys: Sequence[bytes]) -> int:
+        for length, key in enumerate(keys):
+            entry = blocks.entries.get(key)
+            if entry is None or not entry.landed:
+                return length
+        return len(keys)
+
+    def reserve(self, node: str, keys: Sequence[bytes]) -> tuple[Block, ...]:
+        """Pin the blocks of a prompt on a node, those there and those to be written, and touch them.
+
+        Returns as many leading blocks as fit: a block without its parent would never be found. Undo with release().
+        """
+        blocks = self._nodes[node]
+        reserved: list[Block] = []
+        for key in keys:
+            entry = blocks.entries.get(key)
+            if entry is None:
+                slot = blocks.take_slot()
+                if slot is None:
+                    break
+                entry = blocks.entries[key] = _Entry(slot)
+            entry.pins += 1
+            reserved.append(Block(key, entry.slot))
+        for block in reversed(reserved):  # the head of a chain is touched last, so that it outlives its tail
+            blocks.entries.move_to_end(block.key)
+        return tuple(reserved)
+
+    def land(self, node: str, landed: Iterable[Block]) -> None:
+        """All bytes of these reserved blocks are in the node's store: from now on they are found."""
+        if node not in self._nodes:
+            return
+        for block in landed:
+            self._nodes[node].entries[block.key].landed = True
+
+    def lose(self, node: str, lost: Iterable[Block]) -> None:
+        """These blocks turned out unreadable: they are not found until they land again."""
+        if node not in self._nodes:
+            return
+        for block in lost:
+            entry = self._nodes[node].entries.get(block.key)
+            if entry is None or entry.slot != block.slot:
+                continue
+            entry.landed = False
+            if entry.pins == 0:
+                self._discard(node, block.key)
+
+    def release(self, node: str, reserved: Iterable[Block]) -> None:
+        """Unpin what reserve() pinned. A block that never landed and that nobody else waits for gives its slot back."""
+        if node not in self._nodes:  # lost meanwhile, and its blocks with it
+            return
+        blocks = self._nodes[node]
+        for block in reserved:
+            entry = blocks.entries[block.key]
+            entry.pins -= 1
+            if entry.pins == 0 and not entry.landed:
+                self._discard(node, block.key)
+
+    def _discard(self, node: str, key: bytes) -> None:
+        blocks = self._nodes[node]
+        blocks.free.append(blocks.entries.pop(key).slot)
+
+    def drop_node(self, node: str) -> None:
+        """The node is gone: nothing on it is found any more."""
+        self._nodes.pop(node, None)
+
+    def pins(self) -> int:
+        """Pins held over all nodes; 0 when no request is under way."""
+        total = 0
+        for blocks in self._nodes.values():
+            for entry in blocks.entries.values():
+                total += entry.pins
+        return total
+
+    def check(self) -> None:
+        """Assert the invariants: each slot is used once or free, no pin is negative, nothing unpinned is half-written."""
+        for node, blocks in self._nodes.items():
+            slots = [entry.slot for entry in blocks.entries.values()] + blocks.free
+            assert sorted(slots) == list(range(blocks.capacity)), f"{node}: slots leaked or used twice"
+            for key, entry in blocks.entries.items():
+                assert entry.pins >= 0, f"{node}: block {key.hex()[:12]} has {entry.pins} pins"
+                assert entry.landed or entry.pins > 0, f"{node}: block {key.hex()[:12]} is unpinned and not landed"
