@@ -84,6 +84,11 @@ class KVCachePool:
             blocks.entries.move_to_end(block.key)
         return tuple(reserved)
 
+    def awaits_writer(self, node: str, block: Block) -> bool:
+        """Whether nobody has yet promised to write this reserved block: it has not landed, and the only pin is the asker's."""
+        entry = self._nodes[node].entries[block.key]
+        return not entry.landed and entry.pins == 1
+
     def land(self, node: str, landed: Iterable[Block]) -> None:
         """All bytes of these reserved blocks are in the node's store: from now on they are found."""
         if node not in self._nodes:

@@ -1,0 +1,254 @@
+"""Messages that actors handle and actions they ask for: the whole protocol of the cluster.
+
+Frozen and picklable. Times are seconds since the start of the run, on the common clock. A *dispatch* is one attempt to serve a request; it has
+a number, because a request whose instance died is dispatched again and late messages of the old attempt must not be mistaken for the new one.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mooncake_jax.cache.pool import Block
+from mooncake_jax.request import Outcome, Request
+
+CONDUCTOR = "conductor"
+
+# --- handled by Conductor
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A user's request reaches the cluster. invalid says why it cannot be served at all, None if it can."""
+
+    request: Request
+    invalid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStarted:
+    """The prefix was matched again as the prefill began: reused_tokens is what is really reused."""
+
+    dispatch: int
+    node: str
+    reused_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """All KVCache is computed, stored and sent. stored: blocks that landed. lost: blocks found damaged.
+
+    top_logits: the ten highest (token id, logit) of the first output token, where the engine gives them.
+    """
+
+    dispatch: int
+    node: str
+    reused_tokens: int
+    seconds: float
+    stored: tuple[Block, ...]
+    lost: tuple[Block, ...] = ()
+    top_logits: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailed:
+    dispatch: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksReplicated:
+    """Blocks copied for a dispatch have landed on `node`, or, with a reason, have not."""
+
+    dispatch: int
+    node: str
+    blocks: tuple[Block, ...]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    dispatch: int
+    token_id: int | None  # None in simulation
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokensDecoded:
+    """One token for each of these requests, all at time `at`."""
+
+    node: str
+    at: float
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingFailed:
+    dispatch: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The request's time is up, whatever has become of it."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The run is being stopped: everything still open ends now."""
+
+
+# --- handled by a prefill instance
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrefill:
+    """Prefill this request and stream its KVCache to `decoding`.
+
+    blocks: where the leading full blocks of the prompt lie, or are to be stored, in this instance's store. If awaits_blocks, some of
+    them are on their way from another instance and BlocksReplicated will say when they are here.
+    """
+
+    dispatch: int
+    request: Request
+    decoding: str
+    blocks: tuple[Block, ...]
+    awaits_blocks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicateBlocks:
+    """Copy blocks of this instance's store into the store of `to`, slot by slot (hot-spot migration, report 6.2)."""
+
+    dispatch: int
+    to: str
+    source: tuple[Block, ...]
+    target: tuple[Block, ...]
+
+
+# --- handled by a decoding instance
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheReceived:
+    """All KVCache of the request lies in this instance's host memory; the first output token is known."""
+
+    dispatch: int
+    request: Request
+    first_token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheLoaded:
+    """The request's KVCache is in device memory: it can join the next batch."""
+
+    dispatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One decoding step of the batch: (dispatch, token id) of each request."""
+
+    tokens: tuple[tuple[int, int | None], ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    reason: str
+
+
+# --- handled by instances of both kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for this dispatch any more."""
+
+    dispatch: int
+
+
+# --- actions, performed by the cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: str
+    message: "Message"
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Handle this message oneself after so many seconds."""
+
+    seconds: float
+    message: "Message"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A request has ended."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrefill:
+    """Reuse the leading `reuse` blocks, compute the rest chunk by chunk, store the blocks with index in `missing`, stream to `decoding`.
+
+    Answered by PrefillStarted, then PrefillDone or PrefillFailed.
+    """
+
+    dispatch: int
+    request: Request
+    decoding: str
+    blocks: tuple[Block, ...]
+    reuse: int
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """Answered by BlocksReplicated at `to`."""
+
+    dispatch: int
+    to: str
+    source: tuple[Block, ...]
+    target: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadKVCache:
+    """Move the request's KVCache from host to device memory. Answered by KVCacheLoaded, or DecodingFailed."""
+
+    dispatch: int
+    request: Request
+    first_token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """One token for every request of the batch. Answered by StepDone or StepFailed."""
+
+    batch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropKVCache:
+    """Free what this dispatch holds in host and device memory."""
+
+    dispatch: int
+
+
+Message: TypeAlias = (
+    Arrived | PrefillStarted | PrefillDone | PrefillFailed | BlocksReplicated | TokensDecoded | DecodingFailed | NodeLost
+    | Expired | Interrupted | StartPrefill | ReplicateBlocks | KVCacheReceived | KVCacheLoaded | StepDone | StepFailed | Cancel
+)  # fmt: skip
+Action: TypeAlias = Send | Later | Report | RunPrefill | CopyBlocks | LoadKVCache | RunStep | DropKVCache

@@ -1,0 +1,208 @@
+"""Conductor and the instances together, in virtual time: endings, reuse, migration, rejection, failures."""
+
+import random
+
+import pytest
+from virtual_cluster import BLOCK, COST, VirtualCluster, make_actors, make_request, run
+
+from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO
+from mooncake_jax.sched.decoding import DecodingLimits
+from mooncake_jax.sched.messages import CONDUCTOR, Cancel, Interrupted, NodeLost, Send
+from mooncake_jax.sched.serve import serve
+
+
+def ids(seed, length):
+    rng = random.Random(seed)
+    return [rng.randrange(1000) for _ in range(length)]
+
+
+def test_one_request_completes_with_its_latencies():
+    outcome = run(make_actors(), [make_request("a", ids(0, 40), arrival=1.0)]).outcomes["a"]
+    assert (outcome.status, outcome.reason, outcome.output_tokens, outcome.reused_tokens) == (COMPLETED, None, 4, 0)
+    assert outcome.token_ids == (5, 7, 7, 7)
+    assert outcome.ttft_s == pytest.approx(COST.prefill(40, 0) + 0.001)
+    assert outcome.tbt_mean_s == pytest.approx(COST.step(1, 0))
+    assert (outcome.prefill_instance, outcome.decoding_instance) == ("prefill0", "decode0")
+
+
+@pytest.mark.parametrize(("length", "reused"), [(40, 32), (48, 47), (33, 32), (15, 0), (16, 15)])
+def test_a_repeated_prompt_reuses_full_blocks_and_never_its_last_token(length, reused):
+    prompt = ids(1, length)
+    outcomes = run(make_actors(), [make_request("a", prompt), make_request("b", prompt, arrival=100.0)]).outcomes
+    assert outcomes["b"].reused_tokens == reused
+    assert outcomes["b"].prefill_instance == outcomes["a"].prefill_instance
+
+
+def test_the_prefix_is_matched_again_when_the_prefill_starts():
+    """b is dispatched while a still computes their shared prefix; a's blocks are there once b starts."""
+    prompt = ids(2, 200)
+    requests = [make_request("a", prompt), make_request("b", prompt + ids(3, 20), arrival=0.001)]
+    outcome = run(make_actors(prefill=1), requests).outcomes["b"]
+    assert outcome.reused_tokens == 192
+
+
+def test_hot_blocks_migrate_to_an_idle_instance():
+    """prefill0 holds the prefix but is busy: copying it to prefill1 beats waiting and beats computing."""
+    prefix = ids(4, 480)
+    requests = [
+        make_request("seed", prefix),
+        make_request("busy", ids(5, 3000), arrival=10.0),
+        make_request("busy2", prefix + ids(6, 2500), arrival=10.001),
+        make_request("hot", prefix + ids(7, 30), arrival=10.002),
+        make_request("after", prefix + ids(8, 30), arrival=100.0),
+    ]
+    actors = make_actors(slots=1000)
+    cluster = run(actors, requests)
+    assert any(type(m).__name__ == "BlocksReplicated" for _, _, m in cluster.log)
+    assert {cluster.outcomes[r].prefill_instance for r in ("busy2", "hot")} <= {"prefill0", "prefill1"}
+    assert cluster.outcomes["hot"].reused_tokens == 480
+    assert actors[CONDUCTOR].view.pool.match(requests[0].block_keys) == {"prefill0": 30, "prefill1": 30}
+
+
+def test_slo_rejects_on_arrival_with_the_estimate():
+    outcomes = run(make_actors(prefill=1, slo=SLO(ttft=0.5)), [make_request("a", ids(9, 900))]).outcomes
+    assert outcomes["a"].status == REJECTED
+    assert outcomes["a"].reason == f"predicted TTFT {COST.prefill(900, 0):.3f} s is above the SLO of 0.5 s"
+    tight = SLO(tbt=0.001)
+    assert "predicted TBT" in run(make_actors(slo=tight), [make_request("a", ids(9, 90))]).outcomes["a"].reason
+
+
+def test_a_failed_prefill_fails_its_request_alone():
+    requests = [make_request(i, ids(i, 64), arrival=0.01 * i) for i in range(4)]
+    outcomes = run(make_actors(), requests, failing={"2"}).outcomes
+    assert {i: o.status for i, o in outcomes.items()} == {"0": COMPLETED, "1": COMPLETED, "2": FAILED, "3": COMPLETED}
+    assert "made to fail" in outcomes["2"].reason
+
+
+def test_an_expired_request_fails_once_and_frees_everything():
+    requests = [make_request(i, ids(i, 900)) for i in range(6)]
+    outcomes = run(make_actors(prefill=1, timeout=2.0), requests).outcomes
+    reasons = [o.reason for o in outcomes.values() if o.status == FAILED]
+    assert reasons and set(reasons) == {"not finished within 2 s"}
+    assert len(outcomes) == 6
+
+
+def test_requests_wait_for_decoding_memory_and_slots():
+    limits = DecodingLimits(max_batch=2, pages=8, page_size=BLOCK)
+    requests = [make_request(i, ids(i, 60), output_length=20) for i in range(9)]  # 5 pages each: one at a time
+    outcomes = run(make_actors(limits=limits), requests).outcomes
+    assert [o.status for o in outcomes.values()] == [COMPLETED] * 9
+
+
+def test_stop_ids_end_a_request_unless_it_ignores_them():
+    limits = DecodingLimits(4, 64, BLOCK, stop_ids=frozenset({7}))
+    assert run(make_actors(limits=limits), [make_request("a", ids(0, 20))]).outcomes["a"].token_ids == (5, 7)
+
+
+def lose(node, at, requests, **options):
+    actors = make_actors(prefill=2, decode=2, **options)
+    cluster = VirtualCluster(actors, requests)
+    cluster.push(at, CONDUCTOR, NodeLost(node))
+    plain_next = cluster.next_event
+
+    def next_event():
+        event = plain_next()
+        if event is not None and isinstance(event[2], NodeLost):
+            cluster.dead.add(node)
+            del cluster.actors[node]
+        return event
+
+    cluster.next_event = next_event
+    serve({**actors}, cluster)
+    assert not actors[CONDUCTOR].attempts
+    assert actors[CONDUCTOR].view.pool.pins() == 0
+    return cluster.outcomes
+
+
+def test_requests_of_a_lost_prefill_instance_are_prefilled_elsewhere():
+    requests = [make_request(i, ids(i, 400)) for i in range(6)]
+    outcomes = lose("prefill0", 0.5, requests)
+    assert [o.status for o in outcomes.values()] == [COMPLETED] * 6
+    assert sum(o.prefill_instance == "prefill1" for o in outcomes.values()) >= 5
+
+
+def test_requests_decoding_on_a_lost_instance_fail_and_the_others_go_on():
+    requests = [make_request(i, ids(i, 100), output_length=200) for i in range(6)]
+    outcomes = lose("decode0", 1.0, requests)
+    assert len(outcomes) == 6
+    assert {o.reason for o in outcomes.values() if o.status == FAILED} == {"decode0 is lost"}
+    assert all(o.decoding_instance == "decode1" for o in outcomes.values() if o.status == COMPLETED)
+    assert {o.status for o in outcomes.values()} == {COMPLETED, FAILED}
+
+
+def test_without_instances_requests_are_rejected():
+    actors = make_actors(decode=1)
+    cluster = VirtualCluster(actors, [make_request("a", ids(0, 40), arrival=1.0)])
+    cluster.push(0.5, CONDUCTOR, NodeLost("decode0"))
+    serve(actors, cluster)
+    assert cluster.outcomes["a"].reason == "no decoding instance is alive"
+
+
+def test_an_interrupt_ends_all_open_requests():
+    actors = make_actors()
+    cluster = VirtualCluster(actors, [make_request(i, ids(i, 400)) for i in range(5)])
+    cluster.push(0.5, CONDUCTOR, Interrupted())
+    serve(actors, cluster)
+    assert len(cluster.outcomes) == 5
+    assert {o.reason for o in cluster.outcomes.values() if o.status == FAILED} == {"the run was interrupted"}
+
+
+def test_a_cancelled_request_leaves_the_queue():
+    actors = make_actors(prefill=1)
+    prefill = actors["prefill0"]
+    cluster = VirtualCluster(actors, [make_request(i, ids(i, 400)) for i in range(2)])
+    for _ in range(4):
+        now, node, message = cluster.next_event()
+        for action in actors[node].handle(message, now):
+            cluster.perform(node, action, now)
+    [waiting] = prefill.queue
+    [answer] = prefill.handle(Cancel(waiting.dispatch), 0.0)
+    assert isinstance(answer, Send) and answer.message.reason == "cancelled"
+    assert not prefill.queue
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_workloads_end_every_request_exactly_once(seed):
+    rng = random.Random(seed)
+    prefixes = [ids(100 + i, rng.randrange(16, 400)) for i in range(4)]
+    requests, at = [], 0.0
+    for i in range(60):
+        at += rng.expovariate(8)
+        prompt = rng.choice(prefixes) + ids(1000 + i, rng.randrange(1, 120))
+        requests.append(make_request(i, prompt, arrival=at, output_length=rng.randrange(1, 30)))
+    options = {
+        "prefill": rng.randrange(1, 5),
+        "decode": rng.randrange(1, 3),
+        "slots": rng.choice([4, 16, 64, 500]),
+        "threshold": rng.choice([1.1, 2.0, 8.0]),
+        "slo": rng.choice([SLO(), SLO(ttft=2.0)]),
+        "timeout": rng.choice([1e6, 3.0]),
+        "limits": DecodingLimits(rng.randrange(1, 5), 40, BLOCK),
+    }
+    cluster = run(make_actors(**options), requests, failing={str(i) for i in range(0, 60, 13)})
+    assert len(cluster.outcomes) == 60
+    assert not any(cluster.held.get(node) for node in cluster.held)
+
+
+class Recording:
+    def __init__(self, actor):
+        self.actor, self.record = actor, []
+        self.check = actor.check
+
+    def handle(self, message, now):
+        actions = self.actor.handle(message, now)
+        self.record.append((message, now, actions))
+        return actions
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_recorded_messages_replayed_to_fresh_actors_give_the_same_actions(seed):
+    prefixes = [ids(seed, 200), ids(seed + 50, 300)]
+    requests = [make_request(i, prefixes[i % 2] + ids(i, 40), arrival=0.05 * i) for i in range(40)]
+    recorded = {node: Recording(actor) for node, actor in make_actors(slots=40).items()}
+    serve(recorded, VirtualCluster(recorded, requests))
+    fresh = make_actors(slots=40)
+    for node, actor in recorded.items():
+        assert actor.record
+        for message, now, actions in actor.record:
+            assert fresh[node].handle(message, now) == actions

@@ -1,0 +1,130 @@
+"""Test harness: the real actors in virtual time, with a cost model as the hardware and faults on demand."""
+
+import heapq
+import itertools
+import pickle
+
+from mooncake_jax.cache.keys import block_keys, root_key
+from mooncake_jax.cache.pool import KVCachePool
+from mooncake_jax.request import SLO, Request
+from mooncake_jax.sched.conductor import Conductor
+from mooncake_jax.sched.cost import PolynomialCost
+from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
+from mooncake_jax.sched.messages import (
+    CONDUCTOR,
+    Arrived,
+    BlocksReplicated,
+    CopyBlocks,
+    DropKVCache,
+    KVCacheLoaded,
+    KVCacheReceived,
+    Later,
+    LoadKVCache,
+    PrefillDone,
+    PrefillFailed,
+    PrefillStarted,
+    Report,
+    RunPrefill,
+    RunStep,
+    Send,
+    StepDone,
+)
+from mooncake_jax.sched.policy import ClusterView, DecodingLoad, KVCacheCentric, PrefillQueue
+from mooncake_jax.sched.prefill import PrefillInstance
+from mooncake_jax.sched.serve import serve
+
+BLOCK = 16
+BYTES_PER_TOKEN = 1000
+COST = PolynomialCost((0.01, 1e-3, 1e-7), (0.01, 1e-3, 1e-6), (1e-3, 1e-8))
+ROOT = root_key(b"test", BLOCK)
+
+
+def make_request(name, prompt_ids, arrival=0.0, output_length=4):
+    ids = tuple(prompt_ids)
+    return Request(str(name), arrival, len(ids), output_length, ids, block_keys(ids, BLOCK, ROOT))
+
+
+def make_actors(prefill=2, decode=1, slots=64, slo=SLO(), threshold=2.0, limits=DecodingLimits(4, 64, BLOCK), timeout=1e6):
+    prefills = [f"prefill{i}" for i in range(prefill)]
+    decodes = [f"decode{i}" for i in range(decode)]
+    view = ClusterView(
+        {node: PrefillQueue() for node in prefills},
+        {node: DecodingLoad() for node in decodes},
+        KVCachePool(dict.fromkeys(prefills, slots)),
+        COST,
+        slo,
+        BLOCK,
+        BYTES_PER_TOKEN,
+    )
+    actors = {CONDUCTOR: Conductor(view, KVCacheCentric(threshold), timeout)}
+    actors |= {node: PrefillInstance(node) for node in prefills}
+    return actors | {node: DecodingInstance(node, limits) for node in decodes}
+
+
+class VirtualCluster:
+    """failing: ids of requests whose prefill fails. Checks every actor's invariants before each event."""
+
+    def __init__(self, actors, requests, failing=()):
+        self.actors, self.failing = actors, failing
+        self.heap, self.ties = [], itertools.count()
+        self.outcomes, self.log, self.dead, self.held = {}, [], set(), {}
+        for request in requests:
+            self.push(request.arrival, CONDUCTOR, Arrived(request))
+
+    def push(self, at, node, message):
+        heapq.heappush(self.heap, (at, next(self.ties), node, pickle.dumps(message)))
+
+    def next_event(self):
+        for actor in self.actors.values():
+            actor.check()
+        while self.heap:
+            now, _, node, message = heapq.heappop(self.heap)
+            if node not in self.dead:
+                event = (now, node, pickle.loads(message))
+                self.log.append(event)
+                return event
+        return None
+
+    def perform(self, node, action, now):
+        match action:
+            case Send(to, message):
+                self.push(now, to, message)
+            case Later(seconds, message):
+                self.push(now + seconds, node, message)
+            case Report(outcome):
+                assert outcome.id not in self.outcomes, f"{outcome.id} ended twice"
+                self.outcomes[outcome.id] = outcome
+            case RunPrefill():
+                self._prefill(node, action, now)
+            case CopyBlocks(dispatch, to, _, target):
+                seconds = COST.transfer(len(target) * BLOCK * BYTES_PER_TOKEN)
+                self.push(now + seconds, to, BlocksReplicated(dispatch, to, target))
+            case LoadKVCache(dispatch, request, _):
+                self.held.setdefault(node, {})[dispatch] = request
+                self.push(now + 0.001, node, KVCacheLoaded(dispatch))
+            case RunStep(batch):
+                self.push(now + COST.step(len(batch), 0), node, StepDone(tuple((d, 7) for d in batch), 0.0))
+            case DropKVCache(dispatch):
+                self.held.get(node, {}).pop(dispatch, None)
+            case _:
+                raise TypeError(action)
+
+    def _prefill(self, node, run, now):
+        request = run.request
+        reused = min(run.reuse * BLOCK, request.prompt_tokens - 1)
+        seconds = COST.prefill(request.prompt_tokens, reused)
+        self.push(now, node, PrefillStarted(run.dispatch, node, reused))
+        if request.id in self.failing:
+            self.push(now + seconds, node, PrefillFailed(run.dispatch, node, "made to fail"))
+            return
+        stored = tuple(run.blocks[i] for i in run.missing)
+        self.push(now + seconds, node, PrefillDone(run.dispatch, node, reused, seconds, stored))
+        self.push(now + seconds, run.decoding, KVCacheReceived(run.dispatch, request, 5))
+
+
+def run(actors, requests, **faults):
+    cluster = VirtualCluster(actors, requests, **faults)
+    serve(actors, cluster)
+    assert actors[CONDUCTOR].view.pool.pins() == 0
+    assert not actors[CONDUCTOR].attempts
+    return cluster
