@@ -108,10 +108,11 @@ class Conductor:
         view.decoding[decision.decoding].add(number, request.prompt_tokens)
         reused = self._expected_reuse(request, decision, attempt)
         view.prefill[decision.prefill].estimates[number] = view.cost.prefill(request.prompt_tokens, reused)
-        start = StartPrefill(number, request, decision.decoding, blocks, awaits_blocks=bool(replicate))
+        coming = replicate[0].message.target if replicate else ()
+        start = StartPrefill(number, request, decision.decoding, blocks, coming)
         return [Send(decision.prefill, start), *replicate]
 
-    def _replicate(self, number: int, attempt: _Attempt, decision: Dispatch) -> list[Action]:
+    def _replicate(self, number: int, attempt: _Attempt, decision: Dispatch) -> list[Send]:
         """Hot-spot migration: copy those blocks of the best match that nobody is writing at the chosen instance yet."""
         if decision.replicate_from is None:
             return []

@@ -112,15 +112,15 @@ class Interrupted:
 class StartPrefill:
     """Prefill this request and stream its KVCache to `decoding`.
 
-    blocks: where the leading full blocks of the prompt lie, or are to be stored, in this instance's store. If awaits_blocks, some of
-    them are on their way from another instance and BlocksReplicated will say when they are here.
+    blocks: where the leading full blocks of the prompt lie, or are to be stored, in this instance's store. Those in `coming` are on
+    their way from another instance: BlocksReplicated will say when they are here.
     """
 
     dispatch: int
     request: Request
     decoding: str
     blocks: tuple[Block, ...]
-    awaits_blocks: bool
+    coming: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

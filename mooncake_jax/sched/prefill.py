@@ -1,9 +1,10 @@
 """PrefillInstance: the local scheduler of a prefill instance (report 3, steps 1 to 3).
 
-First come first served, one prefill at a time; a request whose blocks are still on their way from another instance is passed over until they are
-here. The prefix is matched again as the prefill starts, because requests ahead of it may have stored blocks meanwhile.
+First come first served, one prefill at a time; a request with blocks that are still on their way from another instance is passed over until
+they are here. The prefix is matched again as the prefill starts, because requests ahead of it may have stored blocks meanwhile.
 """
 
+from mooncake_jax.cache.pool import Block
 from mooncake_jax.sched.messages import (
     CONDUCTOR,
     Action,
@@ -25,7 +26,7 @@ class PrefillInstance:
     def __init__(self, name: str):
         self.name = name
         self.queue: list[StartPrefill] = []
-        self.awaiting: set[int] = set()  # dispatches whose replicated blocks are not here yet
+        self.coming: dict[int, tuple[Block, ...]] = {}  # dispatch -> blocks being copied here for it
         self.running: int | None = None
         self.landed: dict[int, bytes] = {}  # slot of the store -> key of the block whose bytes are all there
 
@@ -36,7 +37,7 @@ class PrefillInstance:
                 return self._start_next()
             case BlocksReplicated():
                 self.landed.update((block.slot, block.key) for block in message.blocks)
-                self.awaiting.discard(message.dispatch)
+                self.coming.pop(message.dispatch, None)
                 return [Send(CONDUCTOR, message), *self._start_next()]
             case ReplicateBlocks(dispatch, to, source, target):
                 return [CopyBlocks(dispatch, to, source, target)]
@@ -60,14 +61,15 @@ class PrefillInstance:
             if self.landed.get(block.slot) != block.key:
                 self.landed.pop(block.slot, None)
         self.queue.append(start)
-        if start.awaits_blocks:
-            self.awaiting.add(start.dispatch)
+        if start.coming:
+            self.coming[start.dispatch] = start.coming
 
     def _start_next(self) -> list[Action]:
         if self.running is not None:
             return []
+        coming = {block for blocks in self.coming.values() for block in blocks}
         for position, start in enumerate(self.queue):
-            if start.dispatch not in self.awaiting:
+            if coming.isdisjoint(start.blocks):
                 del self.queue[position]
                 return [self._run(start)]
         return []
@@ -84,7 +86,6 @@ class PrefillInstance:
         for position, start in enumerate(self.queue):
             if start.dispatch == dispatch:
                 del self.queue[position]
-                self.awaiting.discard(dispatch)
                 return [Send(CONDUCTOR, PrefillFailed(dispatch, self.name, "cancelled"))]
         return []
 
@@ -92,5 +93,4 @@ class PrefillInstance:
         """Assert the invariants."""
         queued = [start.dispatch for start in self.queue]
         assert len(set(queued)) == len(queued), f"{self.name}: a dispatch is queued twice"
-        assert self.awaiting <= set(queued), f"{self.name}: waits for blocks of a dispatch that is not queued"
         assert self.running not in queued, f"{self.name}: {self.running} is queued and running"
