@@ -157,8 +157,7 @@ class Conductor:
             self.view.pool.land(message.node, message.stored)
         else:
             actions = self._end(self._current(message.dispatch), FAILED, f"{message.node}: {message.reason}")
-        self.view.pool.release(message.node, attempt.blocks)
-        self._forget_ended(message.dispatch)
+        self._settle(message.dispatch)
         return actions
 
     def _replicated(self, message: BlocksReplicated) -> list[Action]:
@@ -167,7 +166,7 @@ class Conductor:
         attempt = self.attempts.get(message.dispatch)
         if attempt is not None and attempt.source is not None:
             self._release_source(attempt)
-            self._forget_ended(message.dispatch)
+            self._settle(message.dispatch)
         return []
 
     def _deliver(self, token: Token, at: float) -> list[Action]:
@@ -193,7 +192,7 @@ class Conductor:
         del self.open[entry.request.id]
         attempt = self.attempts[entry.dispatch]
         self._leave_decoding(entry.dispatch)
-        self._forget_ended(entry.dispatch)
+        self._settle(entry.dispatch)
         known = None not in entry.token_ids and entry.token_ids
         outcome = metrics.outcome(
             entry.request,
@@ -212,9 +211,14 @@ class Conductor:
         if load is not None:
             load.remove(dispatch)
 
-    def _forget_ended(self, dispatch: int) -> None:
+    def _settle(self, dispatch: int) -> None:
+        """Unpin its blocks once nothing writes them any more, and forget the attempt once its request has ended too."""
         attempt = self.attempts.get(dispatch)
-        if attempt is not None and not attempt.prefilling and attempt.source is None and self._current(dispatch) is None:
+        if attempt is None or attempt.prefilling or attempt.source is not None:
+            return
+        self.view.pool.release(attempt.prefill, attempt.blocks)
+        attempt.blocks = ()
+        if self._current(dispatch) is None:
             del self.attempts[dispatch]
 
     def _release_source(self, attempt: _Attempt) -> None:
@@ -238,18 +242,18 @@ class Conductor:
         self.view.pool.drop_node(node)
         actions: list[Action] = []
         for number, attempt in list(self.attempts.items()):
-            if attempt.source == node:
+            if attempt.source == node and self._alive(attempt.prefill):  # its answer frees the blocks
+                failed = BlocksReplicated(number, attempt.prefill, (), f"{node} is lost")
+                actions.append(Send(attempt.prefill, failed))
+            if attempt.source is not None and node == attempt.prefill:
                 self._release_source(attempt)
-                if self._alive(attempt.prefill):
-                    failed = BlocksReplicated(number, attempt.prefill, (), f"{node} is lost")
-                    actions.append(Send(attempt.prefill, failed))
             prefill_lost = node == attempt.prefill and attempt.prefilling
             if prefill_lost:
                 attempt.prefilling = False
             entry = self._current(number)
             if entry is not None and (prefill_lost or node == attempt.decoding):
                 actions += self._retry(number, entry, node, now)
-            self._forget_ended(number)
+            self._settle(number)
         return actions
 
     def _retry(self, number: int, entry: _Open, node: str, now: float) -> list[Action]:
