@@ -1,0 +1,32 @@
+"""Checks shared by the workload's readers and generators: what is an integer, what a number, and how a bad one is told.
+
+Knows nothing of prompts or traces.
+"""
+
+import json
+
+from mooncake_jax.errors import UsageError
+
+LARGEST_NUMBER = 2**53  # every integer up to it is exact as a float
+
+
+def is_integer(value: object, least: int) -> bool:
+    """True for an int of at least `least`; a bool is no integer, and neither is 3.0."""
+    return type(value) is int and value >= least
+
+
+def is_number(value: object) -> bool:
+    """True for an int or float (no bool, no NaN) from 0 to LARGEST_NUMBER."""
+    return type(value) in (int, float) and 0 <= value <= LARGEST_NUMBER
+
+
+def shown(value: object) -> str:
+    """The value as JSON, on one short line of ASCII, for an error message."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def require(ok: bool, flag: str, value: object, wanted: str) -> None:
+    """Raises UsageError naming the flag and the value received, unless ok."""
+    if not ok:
+        raise UsageError(f"--{flag}={shown(value)}: must be {wanted}")
