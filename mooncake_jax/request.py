@@ -15,7 +15,7 @@ FAILED = "failed"
 class Request:
     """What a user asks for.
 
-    prompt_ids and block_keys are empty where only lengths are known. output_length is the most tokens the user will take
+    prompt_ids and block_keys are empty where only lengths are known. output_length is the most tokens the user takes
     (exactly that many with ignore_eos): instances stop by it, but no scheduling policy may read it.
     """
 

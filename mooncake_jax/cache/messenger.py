@@ -40,7 +40,7 @@ class Receiver(Protocol):
     def place(self, source: int, header: Any) -> Sequence[np.ndarray] | None:
         """Contiguous arrays, one for each announced buffer and of its size; None to throw the buffers away."""
 
-    def on_buffers(self, source: int, header: Any) -> None:
+    def on_buffers(self, source: int, header: Any, buffers: Sequence[np.ndarray]) -> None:
         """All buffers of this header have landed where place() said."""
 
     def on_lost(self, rank: int) -> None: ...
@@ -60,7 +60,7 @@ class _Outgoing:
 class _Incoming:
     source: int
     header: Any
-    placed: bool
+    placed: Sequence[np.ndarray] | None
     requests: list[MPI.Request]
     keep: list
 
@@ -118,6 +118,10 @@ class Messenger:
         self._lost: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="messenger", daemon=True)
         self.failure: BaseException | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self._comm.Get_size()
 
     def start(self) -> None:
         self._thread.start()
@@ -199,7 +203,7 @@ class Messenger:
         return self._poll_transfers(
             self._incoming,
             lambda i: i.source,
-            lambda i: self._receiver.on_buffers(i.source, i.header) if i.placed else None,
+            lambda i: self._receiver.on_buffers(i.source, i.header, i.placed) if i.placed is not None else None,
             lambda i: None,
         )
 
@@ -243,7 +247,7 @@ class Messenger:
         # Buffers nobody wants must still be received, or they would be taken for the next ones.
         targets = [_bytes_view(a) for a in placed or [np.empty(size, np.uint8) for size in sizes]]
         requests = [self._comm.Irecv(target, source, BUFFER_TAG) for target in targets]
-        self._incoming.append(_Incoming(source, message, placed is not None, requests, targets))
+        self._incoming.append(_Incoming(source, message, placed, requests, targets))
 
     def _lose(self, rank: int) -> None:
         if rank in self._lost:

@@ -31,6 +31,11 @@ class BlockLayout:
         return 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
 
     @property
+    def raw(self) -> np.dtype:
+        """Type of the bit patterns that are stored: bfloat16 is no native type of numpy, TensorStore's copies or MPI."""
+        return np.dtype(f"u{self.itemsize}")
+
+    @property
     def shape(self) -> tuple[int, int, int, int, int]:
         return (self.layers, 2, self.tokens, self.kv_heads, self.head_dim)
 
@@ -49,8 +54,7 @@ class BlockStore:
 
     def __init__(self, slots: int, layout: BlockLayout):
         self.layout = layout
-        self._raw = np.dtype(f"u{layout.itemsize}")  # bit patterns: bfloat16 is no native numpy type
-        self._slab = np.empty((slots, *layout.shape), self._raw)  # pages are backed by memory when first written
+        self._slab = np.empty((slots, *layout.shape), layout.raw)  # pages are backed by memory when first written
         context = ts.Context({"data_copy_concurrency": {"limit": COPY_THREADS}})
         self._blocks = ts.array(self._slab, context=context)
         self._sums = np.zeros((slots, layout.layers), np.uint64)
@@ -63,18 +67,18 @@ class BlockStore:
     def write(self, slots: Sequence[int], layer: int, blocks: np.ndarray) -> None:
         """Store one layer of several blocks. blocks: [len(slots), 2, tokens, kv_heads, head_dim]."""
         index = np.asarray(slots)
-        self._blocks[index, layer].write(blocks.view(self._raw)).result()
+        self._blocks[index, layer].write(blocks.view(self.layout.raw)).result()
         for slot in slots:
             self._sums[slot, layer] = self._checksum(slot, layer)
         self._written[index, layer] = True
 
-    def read(self, slots: Sequence[int], layer: int, dtype: np.dtype) -> np.ndarray:
-        """One layer of several successive blocks as [2, len(slots) * tokens, kv_heads, head_dim], freshly allocated."""
+    def read(self, slots: Sequence[int], layer: int) -> np.ndarray:
+        """Bits of one layer of several successive blocks, freshly allocated: [2, len(slots) * tokens, kv_heads, head_dim]."""
         _, _, tokens, kv_heads, head_dim = self.layout.shape
-        out = np.empty((2, len(slots), tokens, kv_heads, head_dim), self._raw)
+        out = np.empty((2, len(slots), tokens, kv_heads, head_dim), self.layout.raw)
         source = self._blocks[np.asarray(slots), layer].transpose([1, 0, 2, 3, 4])
         ts.array(out).write(source).result()
-        return out.reshape(2, len(slots) * tokens, kv_heads, head_dim).view(dtype)
+        return out.reshape(2, len(slots) * tokens, kv_heads, head_dim)
 
     def sound(self, slots: Sequence[int]) -> int:
         """How many leading slots are complete and match their checksums in every layer."""

@@ -50,7 +50,7 @@ def mpiexec_command(ranks: int) -> list[str]:
 def run_ranks(ranks: int, arguments: list[str]) -> int:
     """Run `python -m mooncake_jax ARGUMENTS` on that many ranks; returns mpiexec's exit code."""
     command = [*mpiexec_command(ranks), sys.executable, "-m", "mooncake_jax", *arguments]
-    job = subprocess.Popen(command, start_new_session=True)
+    job = subprocess.Popen(command, start_new_session=True, env=os.environ | _terminal())
     stops = 0
 
     def on_stop(_signum, _frame):
@@ -69,6 +69,14 @@ def run_ranks(ranks: int, arguments: list[str]) -> int:
         time.sleep(0.05)
     _kill_session(job.pid)
     return 128 + signal.SIGINT if stops else code
+
+
+def _terminal() -> dict[str, str]:
+    """What rank 0 should take its output for: mpiexec puts a pipe or a terminal of its own between it and ours."""
+    if not sys.stdout.isatty():
+        return {"TTY_COMPATIBLE": "0"}
+    size = shutil.get_terminal_size()
+    return {"TTY_COMPATIBLE": "1", "COLUMNS": str(size.columns), "LINES": str(size.lines)}
 
 
 def _kill_session(session: int) -> None:

@@ -33,7 +33,8 @@ class Inbox:
         self.arrays[header] = [np.empty(shape, np.uint16) for shape in header[1]]
         return self.arrays[header]
 
-    def on_buffers(self, source, header):
+    def on_buffers(self, source, header, buffers):
+        assert buffers is self.arrays[header]
         self._note(self.landed, header)
 
     def on_lost(self, rank):

@@ -1,0 +1,49 @@
+"""The command line: `mooncake-jax COMMAND --flags`, the same as `python -m mooncake_jax COMMAND --flags`.
+
+Bad input ends with one line on stderr and exit code 2.
+"""
+
+import importlib
+import sys
+
+from absl import flags
+
+from mooncake_jax.errors import UsageError
+
+# name -> (module, what it does); modules are imported only when their command runs: jax takes seconds to load.
+COMMANDS = {
+    "replay": ("mooncake_jax.commands.replay", "serve prompts or a trace on a cluster of MPI ranks"),
+    "fetch-model": ("mooncake_jax.commands.fetch_model", "bring a small model with real weights to this machine"),
+}
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        print(f"mooncake-jax: there is no command {name!r}: use one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    command = importlib.import_module(COMMANDS[name][0])
+    try:
+        if any(a in ("-h", "--help") for a in rest):
+            print(f"mooncake-jax {name}: {COMMANDS[name][1]}\n{command.FLAGS.get_help()}")
+            return 0
+        return command.main(rest)
+    except (UsageError, flags.Error) as error:
+        print(f"mooncake-jax {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def usage() -> str:
+    lines = [f"  {name:<12} {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: mooncake-jax COMMAND [--flags]; mooncake-jax COMMAND --help lists its flags", *lines])
+
+
+if __name__ == "__main__":
+    main()

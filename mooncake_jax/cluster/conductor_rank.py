@@ -1,0 +1,176 @@
+"""Rank 0: Conductor, and the front end that feeds it requests and writes down how they end."""
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mpi4py import MPI
+
+from mooncake_jax import metrics
+from mooncake_jax.cache.pool import KVCachePool
+from mooncake_jax.cluster.config import ClusterConfig
+from mooncake_jax.cluster.control import Begin, Bye, EventLines, Measured, Ping, Pong, Ready, Setup, SetupFailed, Stop
+from mooncake_jax.cluster.frontend import ServingLimits
+from mooncake_jax.cluster.rank import SETUP_DEADLINE_S, Interrupt, PeerGone, Rank
+from mooncake_jax.cluster.record import Recorded
+from mooncake_jax.cluster.results import Results
+from mooncake_jax.errors import UsageError
+from mooncake_jax.request import FAILED, SLO, Outcome, Request
+from mooncake_jax.sched.conductor import Conductor
+from mooncake_jax.sched.cost import PolynomialCost
+from mooncake_jax.sched.fitting import fit_prefill, fit_step, fit_transfer
+from mooncake_jax.sched.messages import Action, Arrived, Interrupted, Message, NodeLost, Report
+from mooncake_jax.sched.policy import ClusterView, DecodingLoad, KVCacheCentric, PrefillQueue
+from mooncake_jax.sched.serve import serve
+
+STOP_DEADLINE_S = 5.0
+INTERRUPTED_DEADLINE_S = 1.5
+
+
+class Progress(Protocol):
+    """Where the counts of ended requests are shown."""
+
+    def update(self, *, completed: int, running: int, rejected: int, failed: int) -> None: ...
+
+
+class Interruption(Exception):
+    """The user stopped the run before it began."""
+
+
+class SetupError(Exception):
+    """An instance could not start, through no fault of the user's input."""
+
+
+class ConductorRank(Rank):
+    """Call set_up, then run, and stop in any case."""
+
+    def __init__(self, comm: MPI.Comm):
+        super().__init__(comm)
+        self.interrupted = False
+        self._alive = set(range(1, comm.Get_size()))
+        self._arriving: dict[str, Request] = {}  # not given to Conductor yet
+        self._unended = 0
+
+    # --- setting up
+
+    def set_up(self, config: ClusterConfig, say: Callable[[str], None]) -> dict[str, Ready]:
+        """Make every rank an instance and wait until all are ready. Raises UsageError, Interruption or SetupError."""
+        self.config, self.nodes = config, config.nodes
+        for node in self.nodes[1:]:
+            self.send(node, Setup(config, platform.node()))
+        ready: dict[str, Ready] = {}
+        deadline = time.monotonic() + SETUP_DEADLINE_S
+        while len(ready) < len(self.nodes) - 1:
+            match self.receive(deadline):
+                case Ready() as message:
+                    ready[message.node] = message
+                    say(f"{message.node} is ready ({len(ready)} of {len(self.nodes) - 1})")
+                case Ping(node, sent):
+                    self.send(node, Pong(sent, time.monotonic()))
+                case SetupFailed(node, reason, usage):
+                    raise UsageError(reason) if usage else SetupError(f"{node} could not start: {reason}")
+                case PeerGone(rank=rank):
+                    self._alive.discard(rank)
+                    raise SetupError(f"{self.nodes[rank]} died while starting")
+                case Interrupt():
+                    raise Interruption
+                case None:
+                    late = ", ".join(sorted(set(self.nodes[1:]) - set(ready)))
+                    raise SetupError(f"not ready after {SETUP_DEADLINE_S:g} s: {late}")
+        return ready
+
+    # --- the run
+
+    def run(
+        self, requests: Sequence[Request], limits: ServingLimits, view: ClusterView, results: Results, progress: Progress
+    ) -> float:
+        """Serve all requests; returns the seconds from the start to the last ending."""
+        self._conductor = Conductor(view, KVCacheCentric(), self.config.request_timeout)
+        self._results, self._progress = results, progress
+        self._arriving = {request.id: request for request in requests}
+        self._unended = len(requests)
+        self.clock.zero = time.monotonic()
+        for node in self.nodes[1:]:
+            self.send(node, Begin(self.clock.zero))
+        for request in requests:
+            self.at(request.arrival, Arrived(request, limits.why_invalid(request)))
+        recorded = Recorded(self.node, self._conductor, lambda line: results.add_events([line]))
+        serve({self.node: recorded}, self)
+        return self.clock.now()
+
+    def next_event(self) -> tuple[float, str, Message] | None:
+        event = super().next_event() if self._unended else None
+        if event is not None and isinstance(event[2], Arrived):
+            del self._arriving[event[2].request.id]
+        return event
+
+    def perform(self, node: str, action: Action, now: float) -> None:
+        if isinstance(action, Report):
+            self._end(action.outcome)
+        else:
+            super().perform(node, action, now)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._unended -= 1
+        counts = self._results.add(outcome)
+        self._progress.update(running=len(self._conductor.open), **counts)
+
+    def on_received(self, received: Any) -> tuple[bool, Message | None]:
+        match received:
+            case EventLines(lines):
+                self._results.add_events(lines)
+                return False, None
+            case PeerGone(rank=rank):
+                if rank == self.rank:
+                    raise RuntimeError("the messenger failed") from self.messenger.failure
+                self._alive.discard(rank)
+                return False, NodeLost(self.nodes[rank])
+            case Interrupt():
+                return False, self._interrupt()
+        return False, received
+
+    def _interrupt(self) -> Message:
+        """What has not arrived ends here; Conductor ends the rest."""
+        self.interrupted = True
+        self.drop_timers()
+        for request in self._arriving.values():
+            self._end(metrics.outcome(request, FAILED, reason="the run was interrupted before it arrived"))
+        self._arriving = {}
+        return Interrupted()
+
+    def stop(self, results: Results | None) -> None:
+        """Tell all instances to stop and take in what they recorded, for a few seconds at most."""
+        for rank in self._alive:
+            self.messenger.send(rank, Stop())
+        deadline = time.monotonic() + (INTERRUPTED_DEADLINE_S if self.interrupted else STOP_DEADLINE_S)
+        while self._alive:
+            match self.receive(deadline):
+                case Bye(rank) | PeerGone(rank=rank):
+                    self._alive.discard(rank)
+                case EventLines(lines) if results is not None:
+                    results.add_events(lines)
+                case None:
+                    return
+
+
+def believed_cluster(config: ClusterConfig, ready: dict[str, Ready], bytes_per_token: int) -> ClusterView:
+    """Conductor's view as the run starts: idle instances, empty stores, costs as just measured."""
+    prefill = config.prefill_nodes
+    return ClusterView(
+        prefill={node: PrefillQueue() for node in prefill},
+        decoding={node: DecodingLoad() for node in config.decoding_nodes},
+        pool=KVCachePool({node: ready[node].slots for node in prefill}),
+        cost=_fit_cost([message.measured for message in ready.values()]),
+        slo=SLO(config.ttft_slo, config.tbt_slo),
+        block_size=config.block_size,
+        bytes_per_token=bytes_per_token,
+    )
+
+
+def _fit_cost(measured: Sequence[Measured]) -> PolynomialCost:
+    return PolynomialCost(
+        fit_prefill([point for m in measured for point in m.prefill]),
+        fit_step([point for m in measured for point in m.step]),
+        fit_transfer([point for m in measured for point in m.transfer]),
+    )

@@ -1,0 +1,122 @@
+"""What ranks tell one another beside the actors' messages: setting up, headers of raw buffers, the record, stopping.
+
+Actors never see these.
+"""
+
+from dataclasses import dataclass
+
+from mooncake_jax.cache.pool import Block
+from mooncake_jax.cluster.config import ClusterConfig
+from mooncake_jax.request import Request
+
+# --- setting up and stopping
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """From rank 0 to every instance: become this. host names rank 0's machine, whose clock is the common one."""
+
+    config: ClusterConfig
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Costs measured by an instance as it starts; empty where it does not do that kind of work."""
+
+    prefill: tuple[tuple[int, int, float], ...] = ()  # (tokens, prefix, seconds)
+    step: tuple[tuple[int, int, float], ...] = ()  # (batch, total context, seconds)
+    transfer: tuple[tuple[int, float], ...] = ()  # (bytes, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    node: str
+    slots: int  # of its block store; 0 for a decoding instance
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class SetupFailed:
+    node: str
+    reason: str
+    usage: bool  # the user's input is at fault
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The run's time 0 on rank 0's monotonic clock."""
+
+    zero: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    node: str
+    sent: float  # the asking rank's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    sent: float
+    clock: float  # rank 0's, when it answered
+
+
+@dataclass(frozen=True, slots=True)
+class EventLines:
+    """Lines of events.jsonl recorded by this rank."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run is over: send what is recorded, then Bye."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    rank: int
+
+
+# --- headers of raw buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A buffer sent only to time it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVPiece:
+    """Two buffers, keys and values, each [tokens, kv heads, head dim]: one layer of a request's tokens from `start` on."""
+
+    dispatch: int
+    layer: int
+    start: int
+    tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSent:
+    """All pieces of this dispatch have been sent, and this is the first output token."""
+
+    dispatch: int
+    request: Request
+    first_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksLayer:
+    """One buffer [2, blocks * block size, kv heads, head dim]: one layer of blocks copied to the receiver's store."""
+
+    dispatch: int
+    layer: int
+    target: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFailed:
+    dispatch: int
+    reason: str

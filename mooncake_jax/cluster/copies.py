@@ -1,0 +1,74 @@
+"""Copying blocks between the stores of two prefill instances (hot-spot migration, report 6.2), layer by layer.
+
+The source sends a layer of all blocks at a time; the target stores each as it lands and tells its actor when the last layer is in.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from mooncake_jax.cache.pool import Block
+from mooncake_jax.cache.store import BlockStore
+from mooncake_jax.cluster.control import BlocksLayer, CopyFailed
+from mooncake_jax.cluster.links import TRANSFER_DEADLINE_S, Links
+from mooncake_jax.sched.messages import BlocksReplicated, CopyBlocks, Message
+
+
+class BlockCopies:
+    """Both ends, for one instance. All its work is done in order on one thread."""
+
+    def __init__(self, node: str, store: BlockStore, links: Links, post: Callable[[Message], None]):
+        self.node, self._store, self._links, self._post = node, store, links, post
+        self._thread = ThreadPoolExecutor(1, "copies")
+        self._layers_left: dict[int, int] = {}  # by dispatch, of what is landing here
+
+    # --- at the source
+
+    def start(self, copy: CopyBlocks) -> None:
+        self._thread.submit(self._copy, copy)
+
+    def _copy(self, copy: CopyBlocks) -> None:
+        try:
+            sound = self._store.sound([block.slot for block in copy.source])
+            if not sound:
+                raise ValueError("the block to copy is damaged")
+            self._send_layers(copy, sound)
+        except Exception as error:  # the target must hear of it, or the request would wait for its deadline
+            self._links.send(copy.to, CopyFailed(copy.dispatch, f"{self.node}: {type(error).__name__}: {error}"))
+
+    def _send_layers(self, copy: CopyBlocks, blocks: int) -> None:
+        slots, sends = [block.slot for block in copy.source[:blocks]], []
+        for layer in range(self._store.layout.layers):
+            header = BlocksLayer(copy.dispatch, layer, copy.target[:blocks])
+            sends.append(self._links.send_buffers(copy.to, header, [self._store.read(slots, layer)]))
+        for future in sends:
+            future.result(TRANSFER_DEADLINE_S)
+
+    # --- at the target
+
+    def place(self, header: BlocksLayer) -> Sequence[np.ndarray]:
+        layout = self._store.layout
+        shape = (2, len(header.target) * layout.tokens, layout.kv_heads, layout.head_dim)
+        return [np.empty(shape, layout.raw)]
+
+    def on_buffers(self, header: BlocksLayer, kv: np.ndarray) -> None:
+        self._thread.submit(self._store_layer, header, kv)
+
+    def on_failed(self, failed: CopyFailed) -> None:
+        self._thread.submit(self._finish, failed.dispatch, (), failed.reason)
+
+    def _store_layer(self, header: BlocksLayer, kv: np.ndarray) -> None:
+        layout, slots = self._store.layout, [block.slot for block in header.target]
+        if header.dispatch not in self._layers_left:
+            self._layers_left[header.dispatch] = layout.layers
+            self._store.forget(slots)
+        blocks = kv.reshape(2, len(slots), layout.tokens, layout.kv_heads, layout.head_dim).swapaxes(0, 1)
+        self._store.write(slots, header.layer, np.ascontiguousarray(blocks))
+        self._layers_left[header.dispatch] -= 1
+        if not self._layers_left[header.dispatch]:
+            self._finish(header.dispatch, header.target, None)
+
+    def _finish(self, dispatch: int, landed: tuple[Block, ...], reason: str | None) -> None:
+        self._layers_left.pop(dispatch, None)
+        self._post(BlocksReplicated(dispatch, self.node, landed, reason))

@@ -1,0 +1,127 @@
+"""The hardware of a decoding instance: host memory that KVCache streams into, and the decoding engine (report 3, steps 3 and 4)."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mooncake_jax.cache.store import BlockLayout
+from mooncake_jax.cluster.control import KVCacheSent, KVPiece
+from mooncake_jax.parallel.decoding import DecodingEngine
+from mooncake_jax.sched.messages import (
+    Action,
+    DecodingFailed,
+    DropKVCache,
+    KVCacheLoaded,
+    KVCacheReceived,
+    LoadKVCache,
+    Message,
+    RunStep,
+    StepDone,
+    StepFailed,
+)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """KVCache of one dispatch in host memory: [L, 2, prompt tokens, K, D], filled piece by piece."""
+
+    kv: np.ndarray
+    landed: int = 0  # tokens x layers
+    sent: KVCacheSent | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.sent is not None and self.landed == self.kv.shape[0] * self.kv.shape[2]
+
+
+class DecodingHardware:
+    def __init__(self, node: str, engine: DecodingEngine, layout: BlockLayout, post: Callable[[Message], None]):
+        self.node, self._engine, self._layout, self._post = node, engine, layout, post
+        self._thread = ThreadPoolExecutor(1, "decoding")  # loads and steps in the order they were asked for
+        self._lock = threading.Lock()
+        self._arrivals: dict[int, _Arrival] = {}
+        self._dropped: set[int] = set()  # their late pieces are thrown away
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case LoadKVCache():
+                self._thread.submit(self._load, action)
+            case RunStep(batch):
+                self._thread.submit(self._step, batch)
+            case DropKVCache(dispatch):
+                self._thread.submit(self._drop, dispatch)
+            case _:
+                raise TypeError(f"{self.node} cannot perform {type(action).__name__}")
+
+    # --- on the decoding thread
+
+    def _load(self, load: LoadKVCache) -> None:
+        request = load.request
+        try:
+            kv = self._arrivals[load.dispatch].kv.view(self._engine.dtype)
+            tokens = request.prompt_tokens + request.output_length
+            self._engine.join(load.dispatch, kv, load.first_token, tokens, request.temperature, request.seed)
+        except Exception as error:
+            self._post(DecodingFailed(load.dispatch, self.node, f"{type(error).__name__}: {error}"))
+        else:
+            self._forget(load.dispatch)
+            self._post(KVCacheLoaded(load.dispatch))
+
+    def _step(self, batch: tuple[int, ...]) -> None:
+        begun = time.monotonic()
+        try:
+            tokens = self._engine.step(batch)
+        except Exception as error:
+            self._post(StepFailed(f"{type(error).__name__}: {error}"))
+        else:
+            self._post(StepDone(tuple(tokens.items()), time.monotonic() - begun))
+
+    def _drop(self, dispatch: int) -> None:
+        if dispatch in self._engine:
+            self._engine.leave(dispatch)
+        self._forget(dispatch)
+
+    def _forget(self, dispatch: int) -> None:
+        with self._lock:
+            self._arrivals.pop(dispatch, None)
+            self._dropped.add(dispatch)
+
+    # --- on the messenger's thread
+
+    def on_control(self, source: int, message: Any) -> bool:
+        if not isinstance(message, KVCacheSent):
+            return False
+        with self._lock:
+            arrival = self._arrivals.get(message.dispatch)
+            if arrival is not None:
+                arrival.sent = message
+        self._announce(arrival)
+        return True
+
+    def place(self, source: int, header: Any) -> Sequence[np.ndarray] | None:
+        with self._lock:
+            if not isinstance(header, KVPiece) or header.dispatch in self._dropped:
+                return None
+            if header.dispatch not in self._arrivals:
+                layout = self._layout
+                shape = (layout.layers, 2, header.prompt_tokens, layout.kv_heads, layout.head_dim)
+                self._arrivals[header.dispatch] = _Arrival(np.empty(shape, layout.raw))
+            kv = self._arrivals[header.dispatch].kv[header.layer, :, header.start : header.start + header.tokens]
+            return [kv[0], kv[1]]
+
+    def on_buffers(self, source: int, header: KVPiece, buffers: Sequence[np.ndarray]) -> None:
+        with self._lock:
+            arrival = self._arrivals.get(header.dispatch)
+            if arrival is not None:
+                arrival.landed += header.tokens
+        self._announce(arrival)
+
+    def _announce(self, arrival: _Arrival | None) -> None:
+        """Pieces and the last message travel apart: whichever comes last completes the KVCache."""
+        if arrival is not None and arrival.complete:
+            self._post(KVCacheReceived(arrival.sent.dispatch, arrival.sent.request, arrival.sent.first_token))

@@ -1,0 +1,79 @@
+"""From prompts to requests: tokenising, block keys, and what cannot be served at all."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mooncake_jax.cache.keys import block_keys, root_key
+from mooncake_jax.errors import UsageError
+from mooncake_jax.model.tokenizer import Tokenizer
+from mooncake_jax.request import Request
+from mooncake_jax.workload.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """What a request must keep to be served: the model's context and vocabulary, a decoding instance's memory in tokens."""
+
+    max_context: int
+    vocab_size: int
+    device_kv_tokens: int
+
+    def why_invalid(self, request: Request) -> str | None:
+        """Why this request cannot be served, None if it can."""
+        tokens = request.prompt_tokens
+        if tokens == 0:
+            return "the prompt is empty"
+        if request.output_length < 1:
+            return f"max_tokens is {request.output_length}: it must be at least 1"
+        if tokens >= self.max_context:
+            return f"the prompt has {tokens} tokens: with an output they must fit the model's context of {self.max_context}"
+        low, high = min(request.prompt_ids), max(request.prompt_ids)
+        if low < 0 or high >= self.vocab_size:
+            return f"token id {low if low < 0 else high} is out of the vocabulary of {self.vocab_size}"
+        if tokens + request.output_length > self.device_kv_tokens:
+            needed = tokens + request.output_length
+            return f"its {needed} tokens of KVCache exceed a decoding instance's {self.device_kv_tokens} (--device_kv_tokens)"
+        return None
+
+
+def tokenise(prompts: Sequence[Prompt], tokenizer: Tokenizer | None, seed: int) -> list[Request]:
+    """Requests of prompts given as text, messages or ids. Raises UsageError naming the prompt."""
+    return [_request(prompt, tokenizer, seed + index) for index, prompt in enumerate(prompts)]
+
+
+def _request(prompt: Prompt, tokenizer: Tokenizer | None, seed: int) -> Request:
+    ids = prompt.prompt_ids
+    if ids is None:
+        if tokenizer is None:
+            raise UsageError(f"prompt {prompt.id}: this model has no tokenizer; give prompt_ids instead of text")
+        try:
+            text = prompt.text if prompt.messages is None else tokenizer.chat(prompt.messages)
+        except UsageError as error:
+            raise UsageError(f"prompt {prompt.id}: {error}") from None
+        ids = tuple(tokenizer.encode(text))
+    return Request(
+        prompt.id,
+        prompt.arrival,
+        len(ids),
+        prompt.max_tokens,
+        ids,
+        temperature=prompt.temperature,
+        ignore_eos=prompt.ignore_eos,
+        seed=seed,
+    )
+
+
+def with_block_keys(requests: Iterable[Request], fingerprint: bytes, block_size: int) -> list[Request]:
+    root = root_key(fingerprint, block_size)
+    return [dataclasses.replace(r, block_keys=block_keys(r.prompt_ids, block_size, root)) for r in requests]
+
+
+def within_context(requests: Iterable[Request], max_context: int) -> list[Request]:
+    """An output ends at the latest where the model's context does."""
+    return [
+        dataclasses.replace(r, output_length=min(r.output_length, max_context - r.prompt_tokens))
+        if r.prompt_tokens < max_context
+        else r
+        for r in requests
+    ]

@@ -1,0 +1,74 @@
+"""events.jsonl: what every actor handled and when, enough to run the actors again and compare (DESIGN.md: the proof by replay).
+
+One line an event: {"now", "node", "message", "actions"}; message is {"type", fields...}, bytes in hexadecimal; actions is a digest of what the actor
+answered. Lines of one node are in order; lines of different nodes may interleave out of order.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from mooncake_jax.sched import messages
+from mooncake_jax.sched.messages import Action, Message
+from mooncake_jax.sched.serve import Actor
+
+
+def encode(value: Any) -> Any:
+    """A message or action as JSON values."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [encode(v) for v in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return value
+
+
+def decode(value: Any) -> Message:
+    """The message that encode() turned into these JSON values."""
+    return _decode_as(getattr(messages, value["type"]), value)
+
+
+@functools.cache
+def _field_types(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _decode_as(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if dataclasses.is_dataclass(hint):
+        hints = _field_types(hint)
+        return hint(**{f.name: _decode_as(hints[f.name], value[f.name]) for f in dataclasses.fields(hint)})
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        of_each = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_decode_as(h, v) for h, v in zip(of_each, value, strict=True))
+    if origin in (types.UnionType, typing.Union):  # X | None
+        return _decode_as(next(a for a in arguments if a is not type(None)), value)
+    return bytes.fromhex(value) if hint is bytes else value
+
+
+def digest(actions: list[Action]) -> str:
+    """Equal for equal actions, in every process."""
+    text = json.dumps([encode(action) for action in actions], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Recorded:
+    """An actor whose events are written down as lines of events.jsonl."""
+
+    def __init__(self, node: str, actor: Actor, write: Callable[[str], None]):
+        self._node, self._actor, self._write = node, actor, write
+
+    def handle(self, message: Message, now: float) -> list[Action]:
+        actions = self._actor.handle(message, now)
+        event = {"now": now, "node": self._node, "message": encode(message), "actions": digest(actions)}
+        self._write(json.dumps(event, separators=(",", ":")))
+        return actions

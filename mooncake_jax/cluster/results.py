@@ -1,0 +1,67 @@
+"""What a run leaves behind: summary.json, requests.jsonl, events.jsonl in one folder.
+
+Rows are written as requests end, so that a run that is killed keeps what it completed; summary.json appears last and whole.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from mooncake_jax.errors import UsageError
+from mooncake_jax.metrics import outcome_row
+from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Outcome
+
+FILES = ("requests.jsonl", "events.jsonl", "summary.json")
+
+
+def check_writable(out: Path) -> None:
+    """Raise UsageError if results cannot be written to this folder, or lie there already. Leaves nothing behind."""
+    taken = [name for name in FILES if (out / name).exists()]
+    if taken:
+        raise UsageError(f"--out={out} already holds {taken[0]}: choose another folder, or remove it")
+    folder = out
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise UsageError(f"--out={out}: {folder} is a file; name a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--out={out}: {folder} cannot be written to; choose another folder")
+
+
+class Results:
+    """Open files of one run. outcomes: every request that has ended, in that order. decode: token ids to text, if there is a tokenizer."""
+
+    def __init__(self, out: Path, decode: Callable[[Sequence[int]], str] | None):
+        check_writable(out)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            self._requests = (out / "requests.jsonl").open("w", encoding="utf-8")
+            self._events = (out / "events.jsonl").open("w", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--out={out}: {error.strerror}; choose another folder") from None
+        self.out, self._decode = out, decode
+        self.outcomes: list[Outcome] = []
+        self._counts = dict.fromkeys((COMPLETED, REJECTED, FAILED), 0)
+
+    def add(self, outcome: Outcome) -> dict[str, int]:
+        """Write one row; returns how many requests ended in which way so far."""
+        if self._decode is not None and outcome.token_ids:
+            outcome = dataclasses.replace(outcome, text=self._decode(outcome.token_ids))
+        self.outcomes.append(outcome)
+        self._counts[outcome.status] += 1
+        self._requests.write(json.dumps(outcome_row(outcome), ensure_ascii=False) + "\n")
+        self._requests.flush()
+        return self._counts
+
+    def add_events(self, lines: Iterable[str]) -> None:
+        self._events.writelines(line + "\n" for line in lines)
+        self._events.flush()
+
+    def finish(self, summary: dict) -> None:
+        partial = self.out / ".summary.json.partial"
+        partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self.out / "summary.json")
+        self._requests.close()
+        self._events.close()

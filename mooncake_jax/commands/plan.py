@@ -1,0 +1,24 @@
+"""A run whose input has been checked: what rank 0 needs to serve it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mooncake_jax.cluster.config import ClusterConfig
+from mooncake_jax.cluster.frontend import ServingLimits
+from mooncake_jax.model.config import LlamaConfig
+from mooncake_jax.model.tokenizer import Tokenizer
+from mooncake_jax.request import Request
+
+
+@dataclass(frozen=True)
+class Plan:
+    """flags: all flags as given, for the record."""
+
+    config: ClusterConfig
+    model: LlamaConfig
+    tokenizer: Tokenizer | None
+    requests: list[Request]
+    limits: ServingLimits
+    out: Path
+    flags: dict[str, Any]

@@ -1,0 +1,135 @@
+"""mooncake-jax replay: serve prompts or a trace on a real cluster of MPI ranks.
+
+Outside MPI it checks its input and starts its own ranks; under mpiexec it is one of them. Rank 0 reads the workload, makes the other
+ranks instances, runs Conductor, and writes the results.
+"""
+
+import dataclasses
+import importlib
+import math
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import mpi4py
+from absl import flags
+
+from mooncake_jax.cluster.config import ClusterConfig
+from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
+from mooncake_jax.cluster.launch import run_ranks, under_mpi
+from mooncake_jax.cluster.results import check_writable
+from mooncake_jax.commands.plan import Plan
+from mooncake_jax.errors import UsageError
+from mooncake_jax.model.catalog import DEFAULT_MODEL_DIR, resolve
+from mooncake_jax.model.config import LlamaConfig
+from mooncake_jax.model.sources import inspect_model, model_fingerprint
+from mooncake_jax.model.tokenizer import Tokenizer
+from mooncake_jax.request import Request
+from mooncake_jax.workload.prompts import builtin_prompts, read_prompts
+from mooncake_jax.workload.trace import read_trace, trace_requests
+
+FLAGS = flags.FlagValues()
+
+
+def _define() -> None:
+    kwargs = {"flag_values": FLAGS}
+    flags.DEFINE_string("prompts", None, "JSONL file of prompts to serve (default: a built-in set)", **kwargs)
+    flags.DEFINE_string("trace", None, "Mooncake trace (JSONL) to serve; its tokens are made from its hash ids", **kwargs)
+    flags.DEFINE_integer("limit", None, "serve only the first requests of the trace", **kwargs)
+    flags.DEFINE_integer("length_scale", 1, "divide the trace's lengths and its 512-token blocks by this", **kwargs)
+    flags.DEFINE_float("time_scale", 1.0, "replay the trace so many times as fast", **kwargs)
+    flags.DEFINE_float("interval_s", 1.0, "seconds between prompts that name no arrival_s", **kwargs)
+    flags.DEFINE_string("model", "smollm2-135m", "a name of the catalogue, a .gguf file, or a folder in HF layout", **kwargs)
+    flags.DEFINE_string("model_dir", str(DEFAULT_MODEL_DIR), "folder that models are kept in", **kwargs)
+    flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "type of weights and KVCache", **kwargs)
+    flags.DEFINE_integer("prefill", 2, "prefill instances", **kwargs)
+    flags.DEFINE_integer("decode", 1, "decoding instances", **kwargs)
+    flags.DEFINE_integer("prefill_chunk", 512, "most tokens that a prefill computes at once", **kwargs)
+    flags.DEFINE_integer("block_size", 16, "tokens of a KVCache block", **kwargs)
+    flags.DEFINE_integer("dram_mib", 1024, "MiB of DRAM that each prefill instance lends to the KVCache pool", **kwargs)
+    flags.DEFINE_integer("device_kv_tokens", 16384, "tokens of KVCache in a decoding instance's device memory", **kwargs)
+    flags.DEFINE_integer("max_batch", 16, "most requests that an instance decodes at once", **kwargs)
+    flags.DEFINE_float("ttft_slo", math.inf, "reject what is predicted to take longer to its first token, seconds", **kwargs)
+    flags.DEFINE_float("tbt_slo", math.inf, "reject what is predicted to take longer between tokens, seconds", **kwargs)
+    flags.DEFINE_float("request_timeout", 600.0, "seconds after its arrival at which a request fails", **kwargs)
+    flags.DEFINE_string("out", None, "folder for the results (default: results/<time>)", **kwargs)
+    flags.DEFINE_integer("seed", 0, "seed of trace tokens and of sampling", **kwargs)
+
+
+_define()
+
+
+def main(arguments: list[str]) -> int:
+    unknown = FLAGS(["replay", *arguments])[1:]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is no flag: flags are written --name=value")
+    if under_mpi():
+        mpi4py.rc.finalize = False  # ranks leave MPI under a deadline of their own
+        run_rank = importlib.import_module("mooncake_jax.commands.replay_rank").run_rank  # importing it starts MPI
+        return run_rank(make_plan)
+    plan = make_plan()
+    return run_ranks(len(plan.config.nodes), ["replay", *arguments, f"--out={plan.out}"])
+
+
+def make_plan() -> Plan:
+    """Check the flags and read the workload. Raises UsageError; creates nothing."""
+    _check_flags()
+    path = resolve(FLAGS.model, Path(FLAGS.model_dir))
+    model, tokenizer = inspect_model(path)
+    config = _config()
+    _check_memory(config, model)
+    requests = _requests(model, tokenizer)
+    if not requests:
+        raise UsageError("the workload holds no request")
+    out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
+    check_writable(out)
+    requests = within_context(requests, model.max_context)
+    keyed = with_block_keys(requests, model_fingerprint(path, config.dtype), config.block_size)
+    limits = ServingLimits(model.max_context, model.vocab_size, config.decoding_pages * config.block_size)
+    return Plan(config, model, tokenizer, keyed, limits, out, FLAGS.flag_values_dict())
+
+
+def _check_flags() -> None:
+    if FLAGS.prompts is not None and FLAGS.trace is not None:
+        raise UsageError(f"--prompts={FLAGS.prompts} and --trace={FLAGS.trace} exclude one another: give one of them")
+    for name in ("prefill", "decode", "prefill_chunk", "block_size", "dram_mib", "device_kv_tokens", "max_batch"):
+        if FLAGS[name].value < 1:
+            raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
+    for name in ("ttft_slo", "tbt_slo", "request_timeout"):
+        if not FLAGS[name].value > 0:
+            raise UsageError(f"--{name}={FLAGS[name].value}: it must be above 0 seconds")
+
+
+def _config() -> ClusterConfig:
+    return ClusterConfig(**{field.name: FLAGS[field.name].value for field in dataclasses.fields(ClusterConfig)})
+
+
+def _check_memory(config: ClusterConfig, model: LlamaConfig) -> None:
+    block = config.block_layout(model).nbytes
+    if block > config.dram_mib << 20:
+        raise UsageError(
+            f"--dram_mib={config.dram_mib} does not hold one block of --block_size={config.block_size} tokens "
+            f"({block / 2**20:.1f} MiB): raise the first or lower the second"
+        )
+    if config.decoding_pages < 1:
+        raise UsageError(f"--device_kv_tokens={config.device_kv_tokens} is below --block_size={config.block_size}: raise it")
+
+
+def _requests(model: LlamaConfig, tokenizer: Tokenizer | None) -> list[Request]:
+    if FLAGS.trace is None:
+        prompts = read_prompts(FLAGS.prompts, FLAGS.interval_s) if FLAGS.prompts else builtin_prompts(FLAGS.interval_s)
+        return tokenise(prompts, tokenizer, FLAGS.seed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        requests = trace_requests(
+            read_trace(FLAGS.trace, FLAGS.limit),
+            vocab_size=model.vocab_size,
+            seed=FLAGS.seed,
+            length_scale=FLAGS.length_scale,
+            time_scale=FLAGS.time_scale,
+            block_size=FLAGS.block_size,
+        )
+    for warning in caught:
+        print(f"mooncake-jax replay: warning: {warning.message}", file=sys.stderr)
+    return requests

@@ -1,0 +1,56 @@
+"""The front end: what is rejected before it is scheduled, and why."""
+
+import dataclasses
+
+import pytest
+
+from mooncake_jax.cache.keys import block_keys, root_key
+from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
+from mooncake_jax.errors import UsageError
+from mooncake_jax.request import Request
+from mooncake_jax.workload.prompts import Prompt
+
+LIMITS = ServingLimits(max_context=100, vocab_size=50, device_kv_tokens=80)
+
+
+def request(length=10, output=5, **changes):
+    return dataclasses.replace(Request("r", 0.0, length, output, tuple(range(1, length + 1))[:length]), **changes)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (request(0), "the prompt is empty"),
+        (request(100), "the prompt has 100 tokens: with an output they must fit the model's context of 100"),
+        (request(output=0), "max_tokens is 0: it must be at least 1"),
+        (request(prompt_ids=(1, 50)), "token id 50 is out of the vocabulary of 50"),
+        (request(prompt_ids=(-1, 5)), "token id -1 is out of the vocabulary of 50"),
+        (request(40, 60), "its 100 tokens of KVCache exceed a decoding instance's 80 (--device_kv_tokens)"),
+    ],
+)
+def test_what_cannot_be_served_is_told_why(bad, reason):
+    assert LIMITS.why_invalid(bad) == reason
+
+
+def test_what_just_fits_is_served():
+    assert LIMITS.why_invalid(request(40, 40)) is None
+    assert ServingLimits(100, 200, 200).why_invalid(request(99, 1)) is None
+
+
+def test_outputs_end_where_the_context_does():
+    short, long, over = within_context([request(10, 5), request(90, 50), request(120, 5)], 100)
+    assert (short.output_length, long.output_length, over.output_length) == (5, 10, 5)
+
+
+def test_keys_cover_the_full_blocks():
+    [keyed] = with_block_keys([request(10)], b"model", 4)
+    assert keyed.block_keys == block_keys(range(1, 11), 4, root_key(b"model", 4))
+    assert len(keyed.block_keys) == 2
+
+
+def test_ids_need_no_tokenizer_and_text_does():
+    by_ids = Prompt("a", 1.0, prompt_ids=(3, 4), max_tokens=9, temperature=0.5, ignore_eos=True)
+    [r] = tokenise([by_ids], None, seed=7)
+    assert (r.arrival, r.prompt_tokens, r.output_length, r.temperature, r.ignore_eos, r.seed) == (1.0, 2, 9, 0.5, True, 7)
+    with pytest.raises(UsageError, match="prompt b: this model has no tokenizer"):
+        tokenise([Prompt("b", 0.0, text="hello")], None, seed=0)

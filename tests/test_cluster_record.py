@@ -1,0 +1,58 @@
+"""events.jsonl: every message survives being written and read, and the digest tells actions apart."""
+
+import json
+
+import pytest
+
+from mooncake_jax.cache.pool import Block
+from mooncake_jax.cluster.record import Recorded, decode, digest, encode
+from mooncake_jax.request import Request
+from mooncake_jax.sched import messages as m
+
+REQUEST = Request("r1", 0.5, 3, 7, (1, 2, 3), (b"\x00" * 32, b"\xff" * 32), 0.7, True, 11)
+BLOCKS = (Block(b"\x01" * 32, 4), Block(b"\x02" * 32, 0))
+MESSAGES = [
+    m.Arrived(REQUEST),
+    m.Arrived(REQUEST, "the prompt is empty"),
+    m.PrefillStarted(1, "prefill0", 32),
+    m.PrefillDone(1, "prefill0", 32, 0.25, BLOCKS, BLOCKS[:1], ((5, 1.5), (6, -2.0))),
+    m.PrefillFailed(1, "prefill0", "why"),
+    m.BlocksReplicated(3, "prefill1", BLOCKS),
+    m.BlocksReplicated(3, "prefill1", (), "lost"),
+    m.TokensDecoded("decode0", 1.25, (m.Token(1, 7, False), m.Token(2, None, True))),
+    m.DecodingFailed(1, "decode0", "why"),
+    m.NodeLost("decode0"),
+    m.Expired("r1"),
+    m.Interrupted(),
+    m.StartPrefill(1, REQUEST, "decode0", BLOCKS, BLOCKS[1:]),
+    m.ReplicateBlocks(1, "prefill1", BLOCKS, BLOCKS),
+    m.KVCacheReceived(1, REQUEST, None),
+    m.KVCacheLoaded(1),
+    m.StepDone(((1, 7), (2, None)), 0.01),
+    m.StepFailed("why"),
+    m.Cancel(1),
+]
+
+
+def test_the_list_above_is_complete():
+    assert {type(message) for message in MESSAGES} == set(m.Message.__args__)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_survive_json(message):
+    assert decode(json.loads(json.dumps(encode(message)))) == message
+
+
+def test_a_recorded_actor_answers_the_same_and_writes_one_line_an_event():
+    class Echo:
+        def handle(self, message, now):
+            return [m.Send("x", message), m.Later(now, message)]
+
+    lines = []
+    recorded = Recorded("node", Echo(), lines.append)
+    answers = [recorded.handle(message, 0.1) for message in MESSAGES]
+    assert answers[0] == Echo().handle(MESSAGES[0], 0.1)
+    assert len(lines) == len(MESSAGES)
+    event = json.loads(lines[3])
+    assert (event["now"], event["node"], decode(event["message"])) == (0.1, "node", MESSAGES[3])
+    assert event["actions"] == digest(answers[3]) != digest(answers[4])
