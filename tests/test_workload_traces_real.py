@@ -1,8 +1,6 @@
 """The published traces, which are not part of the project: read from MOONCAKE_TRACES, or ../shared/traces beside it."""
 
-import os
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -10,18 +8,6 @@ from mooncake_jax.workload.multiturn import ideal_reuse
 from mooncake_jax.workload.trace import read_trace, trace_requests
 
 pytestmark = pytest.mark.traces
-
-
-@pytest.fixture(scope="module")
-def traces():
-    beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
-    folder = Path(os.environ.get("MOONCAKE_TRACES") or beside)
-    if (folder / "conversation_trace.jsonl").is_file() and (folder / "synthetic_trace.jsonl").is_file():
-        return folder
-    absent = f"no conversation_trace.jsonl and synthetic_trace.jsonl in {folder}: set MOONCAKE_TRACES to their folder"
-    if os.environ.get("MOONCAKE_TRACES_REQUIRED") == "1":
-        pytest.fail(absent)
-    pytest.skip(absent)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from mpi4py import MPI
 
 from mooncake_jax import metrics
-from mooncake_jax.cache.pool import KVCachePool
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.control import Begin, Bye, EventLines, Measured, Ping, Pong, Ready, Setup, SetupFailed, Stop
 from mooncake_jax.cluster.frontend import ServingLimits
@@ -16,12 +15,11 @@ from mooncake_jax.cluster.rank import SETUP_DEADLINE_S, Interrupt, PeerGone, Ran
 from mooncake_jax.cluster.record import Recorded
 from mooncake_jax.cluster.results import Results
 from mooncake_jax.errors import UsageError
-from mooncake_jax.request import FAILED, SLO, Outcome, Request
+from mooncake_jax.request import FAILED, Outcome, Request
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.fitting import fit_prefill, fit_step, fit_transfer
 from mooncake_jax.sched.messages import Action, Arrived, Interrupted, Message, NodeLost, Report
-from mooncake_jax.sched.policy import ClusterView, DecodingLoad, KVCacheCentric, PrefillQueue
 from mooncake_jax.sched.serve import serve
 
 STOP_DEADLINE_S = 5.0
@@ -56,7 +54,7 @@ class ConductorRank(Rank):
 
     def set_up(self, config: ClusterConfig, say: Callable[[str], None]) -> dict[str, Ready]:
         """Make every rank an instance and wait until all are ready. Raises UsageError, Interruption or SetupError."""
-        self.config, self.nodes = config, config.nodes
+        self.nodes = config.nodes
         for node in self.nodes[1:]:
             self.send(node, Setup(config, platform.node()))
         ready: dict[str, Ready] = {}
@@ -83,10 +81,10 @@ class ConductorRank(Rank):
     # --- the run
 
     def run(
-        self, requests: Sequence[Request], limits: ServingLimits, view: ClusterView, results: Results, progress: Progress
+        self, conductor: Conductor, requests: Sequence[Request], limits: ServingLimits, results: Results, progress: Progress
     ) -> float:
         """Serve all requests; returns the seconds from the start to the last ending."""
-        self._conductor = Conductor(view, KVCacheCentric(), self.config.request_timeout)
+        self._conductor = conductor
         self._results, self._progress = results, progress
         self._arriving = {request.id: request for request in requests}
         self._unended = len(requests)
@@ -95,7 +93,7 @@ class ConductorRank(Rank):
             self.send(node, Begin(self.clock.zero))
         for request in requests:
             self.at(request.arrival, Arrived(request, limits.why_invalid(request)))
-        recorded = Recorded(self.node, self._conductor, lambda line: results.add_events([line]))
+        recorded = Recorded(self.node, conductor, lambda line: results.add_events([line]))
         serve({self.node: recorded}, self)
         return self.clock.now()
 
@@ -154,21 +152,8 @@ class ConductorRank(Rank):
                     return
 
 
-def believed_cluster(config: ClusterConfig, ready: dict[str, Ready], bytes_per_token: int) -> ClusterView:
-    """Conductor's view as the run starts: idle instances, empty stores, costs as just measured."""
-    prefill = config.prefill_nodes
-    return ClusterView(
-        prefill={node: PrefillQueue() for node in prefill},
-        decoding={node: DecodingLoad() for node in config.decoding_nodes},
-        pool=KVCachePool({node: ready[node].slots for node in prefill}),
-        cost=_fit_cost([message.measured for message in ready.values()]),
-        slo=SLO(config.ttft_slo, config.tbt_slo),
-        block_size=config.block_size,
-        bytes_per_token=bytes_per_token,
-    )
-
-
-def _fit_cost(measured: Sequence[Measured]) -> PolynomialCost:
+def fit_cost(measured: Sequence[Measured]) -> PolynomialCost:
+    """Costs as the instances have just measured them."""
     return PolynomialCost(
         fit_prefill([point for m in measured for point in m.prefill]),
         fit_step([point for m in measured for point in m.step]),

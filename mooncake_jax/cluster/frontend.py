@@ -77,3 +77,8 @@ def within_context(requests: Iterable[Request], max_context: int) -> list[Reques
         else r
         for r in requests
     ]
+
+
+def stop_ids(tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Token ids that end an output; none where the model comes without a tokenizer."""
+    return tuple(sorted(tokenizer.eos_ids)) if tokenizer is not None else ()

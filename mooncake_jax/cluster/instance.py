@@ -8,9 +8,11 @@ from typing import Any
 from mpi4py import MPI
 
 from mooncake_jax.cache.store import BlockLayout, BlockStore
+from mooncake_jax.cluster.actors import decoding_instance
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.control import Begin, Bye, EventLines, Measured, Ping, Pong, Ready, Setup, SetupFailed, Stop
 from mooncake_jax.cluster.decoding_hardware import DecodingHardware
+from mooncake_jax.cluster.frontend import stop_ids
 from mooncake_jax.cluster.measure import measure_prefill, measure_steps, measure_transfer
 from mooncake_jax.cluster.prefill_hardware import PrefillHardware
 from mooncake_jax.cluster.rank import SETUP_DEADLINE_S, Interrupt, PeerGone, Rank
@@ -21,7 +23,6 @@ from mooncake_jax.model.loading import LoadedModel, load_model
 from mooncake_jax.parallel.compiling import enable_compile_cache
 from mooncake_jax.parallel.decoding import DecodingEngine
 from mooncake_jax.parallel.prefill import PrefillEngine
-from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
 from mooncake_jax.sched.messages import CONDUCTOR, Message
 from mooncake_jax.sched.prefill import PrefillInstance
 from mooncake_jax.sched.serve import Actor, serve
@@ -36,6 +37,7 @@ class InstanceRank(Rank):
         super().__init__(comm)
         self._lines: list[str] = []
         self._flushed = time.monotonic()
+        self._orphaned = False  # rank 0 is gone
 
     def run(self) -> int:
         """Exit code: 0 after Stop, whatever led to it: rank 0 says what went wrong. 1 if rank 0 is gone."""
@@ -58,7 +60,7 @@ class InstanceRank(Rank):
         serve({self.node: Recorded(self.node, actor, self._record)}, self)
         self._flush()
         self.send(CONDUCTOR, Bye(self.rank))
-        return 0
+        return 1 if self._orphaned else 0
 
     def _early_end(self) -> int:
         self.messenger.send(0, Bye(self.rank))
@@ -100,9 +102,8 @@ class InstanceRank(Rank):
         engine.warm_up()
         measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
         self.hardware = DecodingHardware(self.node, engine, layout, self.post)
-        stop_ids = model.tokenizer.eos_ids if model.tokenizer is not None else frozenset()
-        limits = DecodingLimits(config.max_batch, config.decoding_pages, config.block_size, stop_ids)
-        return DecodingInstance(self.node, limits), Ready(self.node, 0, measured)
+        actor = decoding_instance(self.node, config, stop_ids(model.tokenizer))
+        return actor, Ready(self.node, 0, measured)
 
     def _clock_offset(self, host: str) -> float:
         """What to add to this rank's monotonic clock to get rank 0's, from the quickest of a few round trips."""
@@ -132,7 +133,8 @@ class InstanceRank(Rank):
             case PeerGone(rank=rank):
                 if rank == self.rank:
                     raise RuntimeError("the messenger failed") from self.messenger.failure
-                return rank == 0, None
+                self._orphaned = rank == 0
+                return self._orphaned, None
         return False, received
 
     def _record(self, line: str) -> None:

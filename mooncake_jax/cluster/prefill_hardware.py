@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_jax.cache.messenger import PeerLost
 from mooncake_jax.cache.store import BlockStore
 from mooncake_jax.cluster.control import BlocksLayer, CopyFailed, KVCacheSent
 from mooncake_jax.cluster.copies import BlockCopies
@@ -38,6 +39,8 @@ class PrefillHardware:
     def _run(self, run: RunPrefill) -> None:
         try:
             self._post(self._prefill(run))
+        except PeerLost:
+            self._post(PrefillFailed(run.dispatch, self.node, f"{run.decoding} is lost"))
         except Exception as error:
             self._post(PrefillFailed(run.dispatch, self.node, f"{type(error).__name__}: {error}"))
 

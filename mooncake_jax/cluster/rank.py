@@ -37,8 +37,6 @@ class Hardware(Protocol):
 
     def on_buffers(self, source: int, header: Any, buffers: Sequence[np.ndarray]) -> None: ...
 
-    def on_lost(self, rank: int) -> None: ...
-
 
 class Clock:
     """Seconds since the start of the run."""
@@ -154,8 +152,6 @@ class Rank:
         self.hardware.on_buffers(source, header, buffers)
 
     def on_lost(self, rank: int) -> None:
-        if self.hardware is not None:
-            self.hardware.on_lost(rank)
         self._mailbox.put(PeerGone(rank))
 
 

@@ -13,7 +13,7 @@ from mooncake_jax.request import Request
 
 @dataclass(frozen=True)
 class Plan:
-    """flags: all flags as given, for the record."""
+    """workload: the flags that chose the requests, for the record."""
 
     config: ClusterConfig
     model: LlamaConfig
@@ -21,4 +21,4 @@ class Plan:
     requests: list[Request]
     limits: ServingLimits
     out: Path
-    flags: dict[str, Any]
+    workload: dict[str, Any]

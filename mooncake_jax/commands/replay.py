@@ -30,6 +30,7 @@ from mooncake_jax.workload.prompts import builtin_prompts, read_prompts
 from mooncake_jax.workload.trace import read_trace, trace_requests
 
 FLAGS = flags.FlagValues()
+WORKLOAD_FLAGS = ("prompts", "trace", "limit", "length_scale", "time_scale", "interval_s", "seed")
 
 
 def _define() -> None:
@@ -69,25 +70,34 @@ def main(arguments: list[str]) -> int:
         run_rank = importlib.import_module("mooncake_jax.commands.replay_rank").run_rank  # importing it starts MPI
         return run_rank(make_plan)
     plan = make_plan()
-    return run_ranks(len(plan.config.nodes), ["replay", *arguments, f"--out={plan.out}"])
+    code = run_ranks(len(plan.config.nodes), ["replay", *arguments, f"--out={plan.out}"])
+    if code == 0 and not (plan.out / "summary.json").exists():  # with ULFM, mpiexec takes a dead rank lightly
+        print(f"mooncake-jax replay: Conductor's rank died; what had ended by then is in {plan.out}", file=sys.stderr)
+        return 1
+    return code
 
 
-def make_plan() -> Plan:
-    """Check the flags and read the workload. Raises UsageError; creates nothing."""
+def make_plan(ranks: int | None = None) -> Plan:
+    """Check the flags, against the number of ranks if there are any yet, and read the workload. Creates nothing.
+
+    Raises UsageError.
+    """
     _check_flags()
+    out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
+    check_writable(out)
+    config = _config()
+    if ranks is not None:
+        _check_ranks(config, ranks)
     path = resolve(FLAGS.model, Path(FLAGS.model_dir))
     model, tokenizer = inspect_model(path)
-    config = _config()
     _check_memory(config, model)
     requests = _requests(model, tokenizer)
     if not requests:
         raise UsageError("the workload holds no request")
-    out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
-    check_writable(out)
     requests = within_context(requests, model.max_context)
     keyed = with_block_keys(requests, model_fingerprint(path, config.dtype), config.block_size)
     limits = ServingLimits(model.max_context, model.vocab_size, config.decoding_pages * config.block_size)
-    return Plan(config, model, tokenizer, keyed, limits, out, FLAGS.flag_values_dict())
+    return Plan(config, model, tokenizer, keyed, limits, out, {name: FLAGS[name].value for name in WORKLOAD_FLAGS})
 
 
 def _check_flags() -> None:
@@ -103,6 +113,15 @@ def _check_flags() -> None:
 
 def _config() -> ClusterConfig:
     return ClusterConfig(**{field.name: FLAGS[field.name].value for field in dataclasses.fields(ClusterConfig)})
+
+
+def _check_ranks(config: ClusterConfig, ranks: int) -> None:
+    needed = len(config.nodes)
+    if ranks != needed:
+        raise UsageError(
+            f"mpiexec started {ranks} ranks, but Conductor, --prefill={config.prefill} and --decode={config.decode} need "
+            f"{needed}: start {needed}, or change the flags"
+        )
 
 
 def _check_memory(config: ClusterConfig, model: LlamaConfig) -> None:

@@ -1,0 +1,110 @@
+"""Attention over a contiguous KV buffer (prefill) and over pages (decoding), both by online softmax over tiles of keys.
+
+The number of tiles visited follows the true length, not the buffer's: the work is proportional to the tokens that
+exist, while compiled shapes stay few. Query heads that share a KV head are folded into one product, so K and V are
+never repeated. Tiles are small enough that scores stay in a CPU's cache. Scores and sums are float32.
+`plain_attention` is the reference that tests compare both with.
+
+Legend: B batch, T query tokens, S context tokens, H query heads, K KV heads, G = H / K, D head dim.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+TILE = 128  # tokens: the fastest of 64 to 512 on two CPU cores, for float32 and bfloat16
+_MASKED = -1e30  # not -inf: a row whose first tile is wholly masked would give inf - inf
+
+# Running maximum [..., R], sum [..., R] and weighted values [..., R, D] of R rows of queries.
+_Carry = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _online_softmax(tiles: jax.Array, rows: tuple[int, ...], dim: int, tile: Callable) -> jax.Array:
+    """Softmax-weighted values [*rows, D] over a traced number of tiles.
+
+    tile(j) -> (masked scores [*rows, tile], product) where product(weights [*rows, tile]) gives [*rows, D].
+    """
+
+    def visit(j: jax.Array, carry: _Carry) -> _Carry:
+        highest, total, values = carry
+        scores, product = tile(j)
+        new_highest = jnp.maximum(highest, scores.max(axis=-1))
+        weights = jnp.exp(scores - new_highest[..., None])
+        decay = jnp.exp(highest - new_highest)
+        return new_highest, total * decay + weights.sum(axis=-1), values * decay[..., None] + product(weights)
+
+    start = (jnp.full(rows, _MASKED), jnp.zeros(rows), jnp.zeros((*rows, dim)))
+    _, total, values = jax.lax.fori_loop(0, tiles, visit, start)
+    return values / total[..., None]
+
+
+def prefill_attention(q: jax.Array, kv: jax.Array, start: jax.Array) -> jax.Array:
+    """Causal attention of one request's queries over its KV buffer.
+
+    q [T, H, D] stands at positions start .. start + T - 1; kv [2, S, K, D] holds their own keys and values already, and
+    those of every position before; what lies behind is never weighed but must be finite. S is a multiple of TILE or
+    below it; start + T <= S. Returns [T, H, D] in q's dtype.
+    """
+    (tokens, heads, dim), (_, size, kv_heads, _) = q.shape, kv.shape
+    group, width = heads // kv_heads, min(TILE, size)
+    # [K, G * T, D]: the group's heads become rows, so that one product serves them all.
+    rows = q.reshape(tokens, kv_heads, group, dim).transpose(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+    positions = start + jnp.tile(jnp.arange(tokens), group)
+
+    def tile(j: jax.Array) -> tuple[jax.Array, Callable]:
+        keys, values = jax.lax.dynamic_slice_in_dim(kv, j * width, width, axis=1)
+        scores = jnp.einsum("krd,skd->krs", rows, keys, preferred_element_type=jnp.float32)
+        seen = positions[:, None] >= j * width + jnp.arange(width)
+
+        def product(weights: jax.Array) -> jax.Array:
+            weights = weights.astype(values.dtype)
+            return jnp.einsum("krs,skd->krd", weights, values, preferred_element_type=jnp.float32)
+
+        return jnp.where(seen, scores * dim**-0.5, _MASKED), product
+
+    out = _online_softmax((start + tokens + width - 1) // width, rows.shape[:2], dim, tile)
+    return out.reshape(kv_heads, group, tokens, dim).transpose(2, 0, 1, 3).reshape(q.shape).astype(q.dtype)
+
+
+def paged_attention(q: jax.Array, pages: jax.Array, block_table: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Attention of one query a request over that request's pages.
+
+    q [B, H, D]; pages [N, 2, page, K, D]; block_table [B, P] int32, request b's token s lies in page
+    block_table[b, s // page]; lengths [B] >= 1, the query's own token included. P is a multiple of pages_per_tile.
+    Returns [B, H, D] in q's dtype.
+    """
+    (batch, heads, dim), (_, _, page, kv_heads, _) = q.shape, pages.shape
+    group, columns = heads // kv_heads, pages_per_tile(page)
+    width = columns * page
+    rows = q.reshape(batch, kv_heads, group, dim)
+
+    def tile(j: jax.Array) -> tuple[jax.Array, Callable]:
+        ids = jax.lax.dynamic_slice_in_dim(block_table, j * columns, columns, axis=1)
+        found = pages[ids]  # [B, columns, 2, page, K, D]
+        keys, values = (found[:, :, i].reshape(batch, width, kv_heads, dim) for i in (0, 1))
+        scores = jnp.einsum("bkgd,bskd->bkgs", rows, keys, preferred_element_type=jnp.float32)
+        held = (j * width + jnp.arange(width) < lengths[:, None])[:, None, None]
+
+        def product(weights: jax.Array) -> jax.Array:
+            weights = weights.astype(values.dtype)
+            return jnp.einsum("bkgs,bskd->bkgd", weights, values, preferred_element_type=jnp.float32)
+
+        return jnp.where(held, scores * dim**-0.5, _MASKED), product
+
+    out = _online_softmax((jnp.max(lengths) + width - 1) // width, rows.shape[:3], dim, tile)
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def pages_per_tile(page: int) -> int:
+    """Pages of so many tokens that paged_attention visits at once."""
+    return max(1, TILE // page)
+
+
+def plain_attention(q: jax.Array, kv: jax.Array, start: int) -> jax.Array:
+    """What prefill_attention computes, spelled out with whole rows of scores: the tests' reference."""
+    keys, values = (jnp.repeat(x, q.shape[1] // kv.shape[2], axis=1).astype(jnp.float32) for x in kv)
+    scores = jnp.einsum("thd,shd->hts", q.astype(jnp.float32), keys) * q.shape[-1] ** -0.5
+    seen = start + jnp.arange(q.shape[0])[:, None] >= jnp.arange(kv.shape[1])
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("hts,shd->thd", weights, values).astype(q.dtype)

@@ -1,0 +1,254 @@
+"""The decoding engine: continuous batching over paged KV (paper section 3, step 4).
+
+Requests join with the KV that prefill computed and leave when their owner says so; every step adds one token to each. A
+step is one compiled call for the whole model. Batches are padded to powers of two and a request's pages are found
+through a table, so requests come and go without compiling anything. Knows nothing of stop tokens, limits or ranks.
+
+Legend: B batch, S context tokens, L layers, N pages, K KV heads, D head dim, E width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mooncake_jax.model.attention import paged_attention, pages_per_tile
+from mooncake_jax.model.layers import rotary_table
+from mooncake_jax.model.llama import Embedder
+from mooncake_jax.model.loading import LoadedModel, Params
+from mooncake_jax.model.sampling import sample
+
+_SCRATCH = 0  # the page that padding rows and padding pages write to; no request owns it
+_SMALLEST_BATCH = 2  # a bfloat16 product with one row is ten times slower than with two on CPUs
+
+
+class CapacityError(RuntimeError):
+    """A request does not fit into the engine's slots or pages; nothing has changed by asking."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in the batch: the pages it owns, the tokens whose KV is in them, and its newest token."""
+
+    pages: list[int]
+    context: int
+    max_context: int
+    token: int
+    outputs: int  # output tokens so far, the first one included
+    temperature: float
+    seed: int
+
+
+class DecodingEngine:
+    """One model's batch and its pages. Not thread-safe: one thread joins, steps and leaves."""
+
+    def __init__(self, model: LoadedModel, max_batch: int, page_size: int, num_pages: int):
+        """num_pages, of page_size tokens each, are the requests' to use; one more is kept as scratch."""
+        for name, value in (("max_batch", max_batch), ("page_size", page_size), ("num_pages", num_pages)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        config = model.config
+        self._model, self._max_batch, self._page = model, max_batch, page_size
+        shape = (num_pages + 1, 2, page_size, config.num_kv_heads, config.head_dim)
+        self._pages = tuple(jnp.zeros(shape, model.dtype) for _ in model.layers)
+        self._free = list(range(num_pages, _SCRATCH, -1))
+        self._num_pages = num_pages
+        tile = pages_per_tile(page_size)
+        self._table_width = -(-self.pages_for(config.max_context) // tile) * tile
+        self._running: dict[int, _Running] = {}
+        self._step = jax.jit(partial(_step, model), donate_argnums=1)
+        self._write = jax.jit(_write, donate_argnums=0)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._model.dtype
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that so many tokens of context occupy."""
+        return -(-tokens // self._page)
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def warm_up(self) -> None:
+        """Compiles the step for every batch size and the filling of pages for every prompt length."""
+        size = _SMALLEST_BATCH
+        while True:
+            jax.block_until_ready(self._call([], size))
+            if size >= self._max_batch:
+                break
+            size *= 2
+        config = self._model.config
+        pages = min(self._num_pages, self.pages_for(config.max_context))
+        for power in range((pages - 1).bit_length() + 1):
+            tokens = min(self._page << power, config.max_context)
+            kv = np.zeros((config.num_layers, 2, tokens, config.num_kv_heads, config.head_dim), self._model.dtype)
+            self._fill([_SCRATCH] * self.pages_for(tokens), kv)
+
+    def join(
+        self,
+        request_id: int,
+        kv: np.ndarray,
+        first_token: int,
+        max_context_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """Adds a request whose prompt's KV is kv [L, 2, S, K, D] and whose first output token prefill has sampled.
+
+        Takes pages for max_context_tokens (prompt and output together) at once, so that a request in the batch can
+        always finish. kv is copied: after the call the caller may reuse its memory. Raises CapacityError if slots or
+        pages lack, ValueError if the request is in the batch already or kv or max_context_tokens do not fit the
+        model.
+        """
+        tokens = kv.shape[2]
+        self._check_join(request_id, kv, max_context_tokens)
+        needed = self.pages_for(max_context_tokens)
+        if len(self._running) >= self._max_batch:
+            raise CapacityError(
+                f"request {request_id}: all {self._max_batch} slots are taken; wait until a request leaves"
+            )
+        if needed > len(self._free):
+            raise CapacityError(
+                f"request {request_id}: {max_context_tokens} tokens need {needed} pages, {len(self._free)} are free; "
+                "wait until a request leaves"
+            )
+        pages = [self._free.pop() for _ in range(needed)]
+        self._fill(pages[: self.pages_for(tokens)], kv)
+        self._running[request_id] = _Running(pages, tokens, max_context_tokens, first_token, 1, temperature, seed)
+
+    def step(self, request_ids: Sequence[int] | None = None) -> dict[int, int]:
+        """Generates one token for each of these requests (all in the batch if None): request id -> token.
+
+        Raises CapacityError, with nothing changed, if a request has reached its max_context_tokens and did not leave,
+        KeyError if one is not in the batch.
+        """
+        stepping = {i: self._running[i] for i in (self._running if request_ids is None else request_ids)}
+        if not stepping:
+            return {}
+        for request_id, request in stepping.items():
+            if request.context >= request.max_context:
+                raise CapacityError(
+                    f"request {request_id}: all its {request.max_context} tokens are generated; let it leave"
+                )
+        running = list(stepping.values())
+        tokens = np.asarray(self._call(running, self._batch_bucket(len(running)))).tolist()
+        for request, token in zip(running, tokens, strict=False):
+            request.context, request.outputs, request.token = request.context + 1, request.outputs + 1, token
+        return dict(zip(stepping, tokens, strict=False))
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._running
+
+    def leave(self, request_id: int) -> None:
+        """Takes a request out of the batch and frees its pages. Raises KeyError if it is not in it."""
+        self._free.extend(reversed(self._running.pop(request_id).pages))
+
+    def check(self) -> None:
+        """Asserts that every page is free or owned by one request, and that no request outgrew its pages."""
+        owned = [page for request in self._running.values() for page in request.pages]
+        assert sorted(owned + self._free) == list(range(1, self._num_pages + 1)), "a page is lost or taken twice"
+        assert len(self._running) <= self._max_batch, "more requests than slots"
+        for request_id, request in self._running.items():
+            assert len(request.pages) == self.pages_for(request.max_context), (
+                f"{request_id} has a wrong number of pages"
+            )
+            assert 1 <= request.context <= request.max_context, f"{request_id} outgrew its pages"
+
+    def _check_join(self, request_id: int, kv: np.ndarray, max_context_tokens: int) -> None:
+        config = self._model.config
+        tokens, wanted = kv.shape[2], (config.num_layers, 2, kv.shape[2], config.num_kv_heads, config.head_dim)
+        if request_id in self._running:
+            raise ValueError(f"request {request_id} is in the batch already; it must leave before it joins again")
+        if kv.shape != wanted or kv.dtype != self._model.dtype or tokens < 1:
+            raise ValueError(
+                f"request {request_id}: kv is {kv.dtype} {list(kv.shape)}; needed is {self._model.dtype} {list(wanted)}"
+            )
+        if not tokens < max_context_tokens <= config.max_context:
+            raise ValueError(
+                f"request {request_id}: max_context_tokens is {max_context_tokens}; with a prompt of {tokens} tokens "
+                f"it must lie within {tokens + 1} and {config.max_context}, the model's context"
+            )
+
+    def _fill(self, pages: Sequence[int], kv: np.ndarray) -> None:
+        """Copies a prompt's KV into pages, layer by layer; their number is padded so that few shapes are compiled."""
+        bucket = 1 << (len(pages) - 1).bit_length()
+        ids = np.full(bucket, _SCRATCH, np.int32)
+        ids[: len(pages)] = pages
+        filled = []
+        for own, layer in zip(self._pages, kv, strict=True):
+            # Fresh memory for each layer: JAX may read it, uncopied, until the write has happened.
+            data = np.zeros((2, bucket * self._page, *layer.shape[2:]), layer.dtype)
+            data[:, : layer.shape[1]] = layer
+            filled.append(self._write(own, ids, data))
+        self._pages = tuple(filled)
+
+    def _batch_bucket(self, requests: int) -> int:
+        return max(_SMALLEST_BATCH, 1 << (requests - 1).bit_length())
+
+    def _call(self, running: list[_Running], size: int) -> jax.Array:
+        """Runs the compiled step over the requests, padded to size rows: their next tokens [size]."""
+        ints = np.zeros((3, size), np.int32)  # newest token, its position, its successor's index among the outputs
+        table = np.full((size, self._table_width), _SCRATCH, np.int32)
+        temperature, seed = np.zeros(size, np.float32), np.zeros(size, np.uint32)
+        for row, request in enumerate(running):
+            ints[:, row] = request.token, request.context, request.outputs
+            table[row, : len(request.pages)] = request.pages
+            temperature[row], seed[row] = request.temperature, request.seed & 0xFFFFFFFF
+        params = (self._model.embedder, self._model.layers)
+        tokens, self._pages = self._step(params, self._pages, ints, table, temperature, seed)
+        return tokens
+
+
+def _write(pages: jax.Array, ids: jax.Array, kv: jax.Array) -> jax.Array:
+    """pages [N, 2, page, K, D] with kv [2, P * page, K, D] written to those that ids [P] name."""
+    cut = kv.reshape(2, ids.shape[0], *pages.shape[2:])
+    return pages.at[ids].set(cut.swapaxes(0, 1))
+
+
+def _step(
+    model: LoadedModel,
+    params: tuple[Params, tuple[Params, ...]],
+    pages: tuple[jax.Array, ...],
+    ints: jax.Array,
+    table: jax.Array,
+    temperature: jax.Array,
+    seed: jax.Array,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Next tokens [B], and the pages with the newest tokens' KV in them; ints [3, B] as DecodingEngine._call has it."""
+    tokens, positions, index = ints
+    embedder: Embedder = nnx.merge(model.embedder_def, params[0])
+    x, rotary = embedder.encode(tokens), rotary_table(model.config, positions)
+    layer = jax.jit(partial(_layer, model.layer_def))  # so that JAX traces it once, not once a layer
+    written = []
+    for layer_params, own in zip(params[1], pages, strict=True):
+        x, own = layer(layer_params, x, own, rotary, table, positions)
+        written.append(own)
+    return sample(embedder.decode(x), temperature, seed, index), tuple(written)
+
+
+def _layer(
+    layer_def: nnx.GraphDef,
+    params: Params,
+    x: jax.Array,
+    pages: jax.Array,
+    rotary: jax.Array,
+    table: jax.Array,
+    positions: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """One layer over the newest token of each request: x [B, E] and its pages, the token's KV written to them."""
+    page = pages.shape[2]
+    ids = jnp.take_along_axis(table, (positions // page)[:, None], axis=1)[:, 0]
+    stored = {}
+
+    def attend(q: jax.Array, kv: jax.Array) -> jax.Array:
+        stored["pages"] = pages.at[ids, :, positions % page].set(kv.swapaxes(0, 1))
+        return paged_attention(q, stored["pages"], table, positions + 1)
+
+    x = nnx.merge(layer_def, params)(x, rotary, attend)
+    return x, stored["pages"]

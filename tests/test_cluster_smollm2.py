@@ -1,0 +1,100 @@
+"""SmolLM2 through the MPI cluster: golden tokens and logits, whatever is reused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cluster_run import replay, replayed_differences, write_prompts
+
+from mooncake_jax.cluster.actors import ActorSettings
+from mooncake_jax.request import COMPLETED
+from mooncake_jax.workload.prompts import builtin_prompts
+
+CASES = json.loads((Path(__file__).parent / "data" / "smollm2_golden.json").read_text())["cases"]
+BY_NAME = {case["name"]: case for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory, smollm2_path):
+    """Every case as ids, then as text or messages, then once more, then extended by its own output."""
+    folder = tmp_path_factory.mktemp("golden")
+    prompts = []
+    for case in CASES:
+        plain = {"max_tokens": len(case["greedy"]), "ignore_eos": True}
+        source = {"messages": case["messages"]} if "messages" in case else {"prompt": case["prompt"]}
+        half = len(case["greedy"]) // 2
+        prompts += [
+            {"id": f"{case['name']} ids", "prompt_ids": case["prompt_ids"], **plain},
+            {"id": f"{case['name']} text", **source, **plain},
+            {"id": f"{case['name']} again", "prompt_ids": case["prompt_ids"], **plain},
+            {
+                "id": f"{case['name']} extended",
+                "prompt_ids": case["prompt_ids"] + case["greedy"][:half],
+                "max_tokens": len(case["greedy"]) - half,
+                "ignore_eos": True,
+            },
+        ]
+    path = write_prompts(folder / "prompts.jsonl", prompts)
+    flags = (f"--model={smollm2_path}", f"--prompts={path}", "--prefill_chunk=64", "--block_size=16", "--interval_s=2.5")
+    return replay(folder / "out", *flags)
+
+
+def case_of(row):
+    return BY_NAME[row["id"].split()[0]]
+
+
+def test_greedy_tokens_are_the_golden_ones(golden):
+    assert golden.code == 0, golden.stderr
+    rows = golden.rows().values()
+    assert len(rows) == 4 * len(CASES)
+    for row in rows:
+        expected = case_of(row)["greedy"]
+        if row["id"].endswith("extended"):
+            expected = expected[len(expected) // 2 :]
+        assert row["status"] == COMPLETED
+        assert row["token_ids"] == expected, row["id"]
+
+
+def test_text_is_the_golden_text_without_special_tokens(golden):
+    assert golden.rows()["plain4 ids"]["text"] == BY_NAME["plain4"]["text"]
+
+
+def test_first_logits_agree_within_2e_3(golden):
+    arrivals = [m["request"]["id"] for m in golden.messages("Arrived")]
+    done = {m["dispatch"]: dict(map(tuple, m["top_logits"])) for m in golden.messages("PrefillDone")}
+    checked = 0
+    for number, name in enumerate(arrivals, 1):  # dispatches are numbered in the order of arrival
+        if not name.endswith("extended"):
+            expected = dict(map(tuple, BY_NAME[name.split()[0]]["first_logits_top10"]))
+            assert done[number] == pytest.approx(expected, abs=2e-3), name
+            checked += 1
+    assert checked == 3 * len(CASES)
+
+
+def test_repeated_and_extended_prompts_reuse_right_to_the_token(golden):
+    rows, seen = golden.rows(), set()
+    for row in sorted(rows.values(), key=lambda row: row["arrival_s"]):
+        case = case_of(row)
+        half = len(case["greedy"]) // 2
+        ids = case["prompt_ids"] + (case["greedy"][:half] if row["id"].endswith("extended") else [])
+        prefixes = [tuple(ids[: 16 * (i + 1)]) for i in range(len(ids) // 16)]
+        hits = next((i for i, prefix in enumerate(prefixes) if prefix not in seen), len(prefixes))
+        assert row["reused_tokens"] == min(16 * hits, len(ids) - 1), row["id"]
+        seen |= set(prefixes)
+    assert rows["long again"]["reused_tokens"] == 1376
+
+
+def test_the_record_replays_to_the_same_actions(golden):
+    settings = ActorSettings.from_json(golden.summary()["settings"])
+    assert settings.stop_ids
+    assert replayed_differences(golden, settings.actors()) == []
+
+
+def test_the_builtin_prompts_are_served(tmp_path, smollm2_path):
+    run = replay(tmp_path / "out", f"--model={smollm2_path}")
+    rows = run.rows()
+    assert run.code == 0, run.stderr
+    assert len(rows) == len(builtin_prompts(1.0)) == 16
+    assert all(row["status"] == COMPLETED and row["text"] for row in rows.values())
+    assert all(rows[name]["reused_tokens"] >= 16 for name in ("garden-3", "trip-3", "bread-3", "island-3"))
+    assert run.summary()["reuse_share"] > 0.3
