@@ -11,7 +11,7 @@ from mooncake_jax.cluster.links import Links
 from mooncake_jax.parallel.decoding import DecodingEngine
 from mooncake_jax.parallel.prefill import PrefillEngine
 
-REPEATS = 3  # the shortest counts: the machine is shared while all ranks start
+REPEATS = 2  # the shortest counts: the machine is shared while all ranks start
 PROBE_BYTES = (1 << 16, 1 << 20, 1 << 23)
 PROBE_DEADLINE_S = 60.0
 
