@@ -106,11 +106,12 @@ def test_fresh_actors_answer_the_recorded_messages_alike(mixed):
 
 def test_multi_turn_reuse_equals_one_pool_of_full_blocks(tmp_path):
     prompts = multi_turn(
-        conversations=8, turns=5, seed=3, vocab_size=320, system_tokens=70, turn_tokens=20, answer_tokens=12, gap_s=0.4
+        conversations=8, turns=5, seed=3, vocab_size=320, system_tokens=70, turn_tokens=20, answer_tokens=12, gap_s=0.05
     )
     prompts = [dataclasses.replace(p, max_tokens=4) for p in prompts]
     write_multi_turn(tmp_path / "prompts.jsonl", prompts)
-    run = replay(tmp_path / "out", TINY, f"--prompts={tmp_path / 'prompts.jsonl'}")
+    # One prefill instance works in the order of arrival, so that reuse does not depend on how fast the machine is.
+    run = replay(tmp_path / "out", TINY, f"--prompts={tmp_path / 'prompts.jsonl'}", "--prefill=1")
     rows = run.rows()
     assert [row["status"] for row in rows.values()] == [COMPLETED] * 40
     ideal = ideal_reuse(read_prompts(tmp_path / "prompts.jsonl", 1.0), 16)
@@ -155,7 +156,8 @@ def test_ctrl_c_stops_all_ranks_within_5_s_and_keeps_what_completed(tmp_path):
     assert run.code == 130
     rows = run.rows()
     assert rows["quick"]["status"] == COMPLETED
-    assert {row["reason"] for name, row in rows.items() if name != "quick"} == {"the run was interrupted"}
+    interrupted = {row["reason"] for name, row in rows.items() if name != "quick"}
+    assert interrupted <= {"the run was interrupted", "the run was interrupted before it arrived"}
     assert run.summary()["interrupted"] is True
     assert "the run was interrupted" in run.stdout
 
@@ -170,8 +172,10 @@ def test_requests_of_a_dead_prefill_instance_are_served_by_the_other(tmp_path):
     run = finish(process, tmp_path / "out")
     rows = run.rows()
     assert len(rows) == 40
-    assert any(m["node"] == "prefill0" for m in run.messages("NodeLost"))
-    late = [row for row in rows.values() if row["arrival_s"] > 4]
+    assert [m["node"] for m in run.messages("NodeLost")] == ["prefill0"]
+    [lost_at] = [event["now"] for event in run.events() if event["message"]["type"] == "NodeLost"]
+    late = [row for row in rows.values() if row["arrival_s"] > lost_at]
+    assert late
     assert {(row["status"], row["prefill_instance"]) for row in late} == {(COMPLETED, "prefill1")}
     assert not ranks(tmp_path / "out")
 
