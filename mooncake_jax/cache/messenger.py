@@ -137,7 +137,7 @@ class Messenger:
         self._wake.set()
         return outgoing.done
 
-    def close(self, deadline_s: float = 5.0) -> None:
+    def close(self, deadline_s: float = 2.5) -> None:
         """Send what is queued, then stop receiving. Returns after deadline_s at the latest."""
         self._closing = True
         self._wake.set()

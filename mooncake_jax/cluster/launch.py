@@ -10,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from mooncake_jax.errors import UsageError
@@ -19,6 +21,13 @@ from mooncake_jax.errors import UsageError
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 STOP_SIGNAL = signal.SIGUSR1
 STOP_GRACE_S = 4.0  # from Ctrl-C to SIGKILL
+LEAVE_GRACE_S = 8.0  # from rank 0's end to SIGKILL of what still runs
+SHARED_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+EXIT_CODE_FILE = "MOONCAKE_JAX_EXIT_CODE_FILE"
+
+
+class RanksDied(Exception):
+    """The ranks ended without saying how."""
 
 
 def under_mpi() -> bool:
@@ -34,8 +43,11 @@ def find_mpiexec() -> str:
     return found
 
 
-def mpiexec_command(ranks: int) -> list[str]:
-    """mpiexec with the options that its MPI needs to start `ranks` ranks on this machine."""
+def mpiexec_command(ranks: int, shared_memory: str | None = None) -> list[str]:
+    """mpiexec with the options that its MPI needs to start `ranks` ranks on this machine.
+
+    shared_memory: folder for the memory that ranks share; MPICH knows no such choice.
+    """
     mpiexec = find_mpiexec()
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=30).stdout
     command = [mpiexec]
@@ -44,31 +56,62 @@ def mpiexec_command(ranks: int) -> list[str]:
         command += ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "--mca", "osc", "^ucx"]
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
+        if shared_memory is not None:
+            command += ["--mca", "btl_sm_backing_directory", shared_memory]
     return [*command, "-n", str(ranks)]
 
 
 def run_ranks(ranks: int, arguments: list[str]) -> int:
-    """Run `python -m mooncake_jax ARGUMENTS` on that many ranks; returns mpiexec's exit code."""
-    command = [*mpiexec_command(ranks), sys.executable, "-m", "mooncake_jax", *arguments]
-    job = subprocess.Popen(command, start_new_session=True, env=os.environ | _terminal())
-    stops = 0
+    """Run `python -m mooncake_jax ARGUMENTS` on that many ranks; returns rank 0's exit code.
+
+    Raises RanksDied if rank 0 left none.
+    """
+    with ExitStack() as stack:
+        # Folders of our own, so that nothing is left of ranks that were killed: Open MPI's memory and its session files.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mooncake_jax-"))
+        shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="mooncake_jax-", dir=SHARED_MEMORY))
+        code_file = Path(folder) / "exit_code"
+        command = [*mpiexec_command(ranks, shared), sys.executable, "-m", "mooncake_jax", *arguments]
+        environment = os.environ | _terminal() | {EXIT_CODE_FILE: str(code_file), "TMPDIR": folder}
+        job = subprocess.Popen(command, start_new_session=True, env=environment)
+        stopped = _wait(job, code_file)
+        _kill_session(job.pid)
+        code = int(code_file.read_text()) if code_file.exists() else None
+    if stopped:
+        return 128 + signal.SIGINT
+    if code is None:
+        raise RanksDied("Conductor's rank died")
+    return code
+
+
+def leave_exit_code(code: int) -> None:
+    """Tell the launcher, if there is one, how rank 0 ends: with ULFM mpiexec may return 0 whatever happened."""
+    path = os.environ.get(EXIT_CODE_FILE)
+    if path is not None:
+        partial = Path(path).with_suffix(".partial")
+        partial.write_text(str(code))
+        partial.replace(path)
+
+
+def _wait(job: subprocess.Popen, code_file: Path) -> bool:
+    """Until mpiexec ends, or overstays rank 0's end or a Ctrl-C; returns whether the user stopped it."""
+    stopped_at: list[float] = []
 
     def on_stop(_signum, _frame):
-        nonlocal stops
-        stops += 1
+        stopped_at.append(time.monotonic())
         job.send_signal(STOP_SIGNAL)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, on_stop)
-    kill_at = None
-    while (code := job.poll()) is None:
-        if stops and kill_at is None:
-            kill_at = time.monotonic() + STOP_GRACE_S
-        if kill_at is not None and time.monotonic() > kill_at:
+    ended_at = None
+    while job.poll() is None:
+        now = time.monotonic()
+        if ended_at is None and code_file.exists():
+            ended_at = now
+        if (stopped_at and now > stopped_at[0] + STOP_GRACE_S) or (ended_at is not None and now > ended_at + LEAVE_GRACE_S):
             _kill_session(job.pid)
         time.sleep(0.05)
-    _kill_session(job.pid)
-    return 128 + signal.SIGINT if stops else code
+    return bool(stopped_at)
 
 
 def _terminal() -> dict[str, str]:

@@ -7,6 +7,7 @@ ranks instances, runs Conductor, and writes the results.
 import dataclasses
 import importlib
 import math
+import signal
 import sys
 import time
 import warnings
@@ -17,7 +18,7 @@ from absl import flags
 
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
-from mooncake_jax.cluster.launch import run_ranks, under_mpi
+from mooncake_jax.cluster.launch import RanksDied, run_ranks, under_mpi
 from mooncake_jax.cluster.results import check_writable
 from mooncake_jax.commands.plan import Plan
 from mooncake_jax.errors import UsageError
@@ -30,6 +31,7 @@ from mooncake_jax.workload.prompts import builtin_prompts, read_prompts
 from mooncake_jax.workload.trace import read_trace, trace_requests
 
 FLAGS = flags.FlagValues()
+MPI_START_DEADLINE_S = 60
 WORKLOAD_FLAGS = ("prompts", "trace", "limit", "length_scale", "time_scale", "interval_s", "seed")
 
 
@@ -67,14 +69,16 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"{unknown[0]!r} is no flag: flags are written --name=value")
     if under_mpi():
         mpi4py.rc.finalize = False  # ranks leave MPI under a deadline of their own
+        signal.alarm(MPI_START_DEADLINE_S)  # MPI_Init waits for ever for a rank that died before it
         run_rank = importlib.import_module("mooncake_jax.commands.replay_rank").run_rank  # importing it starts MPI
         return run_rank(make_plan)
     plan = make_plan()
-    code = run_ranks(len(plan.config.nodes), ["replay", *arguments, f"--out={plan.out}"])
-    if code == 0 and not (plan.out / "summary.json").exists():  # with ULFM, mpiexec takes a dead rank lightly
-        print(f"mooncake-jax replay: Conductor's rank died; what had ended by then is in {plan.out}", file=sys.stderr)
+    try:
+        return run_ranks(len(plan.config.nodes), ["replay", *arguments, f"--out={plan.out}"])
+    except RanksDied as error:
+        kept = f"; what had ended by then is in {plan.out}" if plan.out.exists() else ""
+        print(f"mooncake-jax replay: {error}{kept}", file=sys.stderr)
         return 1
-    return code
 
 
 def make_plan(ranks: int | None = None) -> Plan:

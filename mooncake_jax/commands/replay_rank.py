@@ -14,6 +14,7 @@ from mooncake_jax.cluster.conductor_rank import ConductorRank, Interruption, Set
 from mooncake_jax.cluster.control import Ready
 from mooncake_jax.cluster.frontend import stop_ids
 from mooncake_jax.cluster.instance import InstanceRank
+from mooncake_jax.cluster.launch import leave_exit_code
 from mooncake_jax.cluster.rank import Rank
 from mooncake_jax.cluster.results import Results
 from mooncake_jax.commands.plan import Plan
@@ -26,33 +27,33 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def run_rank(make_plan: Callable[[int], Plan]) -> NoReturn:
+    """Called under an alarm, which ends once all ranks have met."""
     comm = MPI.COMM_WORLD
-    if comm.Get_rank() == 0:
-        rank: Rank = ConductorRank(comm)
-        work = lambda: _conduct(rank, make_plan)  # noqa: E731
-    else:
-        rank = InstanceRank(comm)
-        work = rank.run
     try:
-        code = work()
+        rank: Rank = ConductorRank(comm) if comm.Get_rank() == 0 else InstanceRank(comm)
+        signal.alarm(0)
+        code = _conduct(rank, make_plan) if isinstance(rank, ConductorRank) else rank.run()
+        rank.messenger.close()
     except Exception as error:
         _complain(f"rank {comm.Get_rank()}: {type(error).__name__}: {error}")
         code = EXIT_FAILED
-    _leave(rank, code)
+    if comm.Get_rank() == 0:
+        leave_exit_code(code)
+    _leave(code)
 
 
-def _leave(rank: Rank, code: int) -> NoReturn:
+def _leave(code: int) -> NoReturn:
     """End MPI in good order, by force after a deadline: a dead peer or a thread that still computes must not keep the rank."""
     sys.stdout.flush()
     # Not a thread's timer: MPI_Finalize may wait for a dead peer without letting other threads run.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LEAVE_DEADLINE_S)
-    rank.messenger.close(LEAVE_DEADLINE_S / 2)
     MPI.Finalize()
     os._exit(code)
 
 
 def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
+    os.environ.setdefault("TTY_COMPATIBLE", "0")  # under mpiexec even a terminal is mpiexec's own; the launcher knows better
     results = None
     try:
         plan = make_plan(rank.messenger.ranks)
