@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,7 +38,9 @@ class Run:
 
 def start(out, *flags, command=REPLAY):
     arguments = [*command, *flags, f"--out={out}"]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def finish(process, out):
@@ -50,11 +53,22 @@ def finish(process, out):
 
 def replay(out, *flags, command=REPLAY):
     """Run to the end; asserts that no rank and no shared memory is left."""
-    before = set(os.listdir("/dev/shm"))
+    before = unused_shared_memory()
     run = finish(start(out, *flags, command=command), out)
     assert not ranks(out), "ranks are left"
-    assert set(os.listdir("/dev/shm")) <= before, "shared memory is left"
+    assert unused_shared_memory() <= before, "shared memory is left"
     return run
+
+
+def unused_shared_memory():
+    """Shared memory that no process has mapped: other jobs may run beside this one."""
+    mapped = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            mapped |= set(re.findall(r"/dev/shm/\S+", (entry / "maps").read_text()))
+        except OSError:
+            continue
+    return {str(path) for path in Path("/dev/shm").rglob("*") if path.is_file()} - mapped
 
 
 def ranks(out):

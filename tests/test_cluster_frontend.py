@@ -21,11 +21,11 @@ def request(length=10, output=5, **changes):
     ("bad", "reason"),
     [
         (request(0), "the prompt is empty"),
-        (request(100), "the prompt has 100 tokens: with an output they must fit the model's context of 100"),
+        (request(100), "the prompt has 100 tokens: with an output it must fit the context of 100"),
         (request(output=0), "max_tokens is 0: it must be at least 1"),
         (request(prompt_ids=(1, 50)), "token id 50 is out of the vocabulary of 50"),
         (request(prompt_ids=(-1, 5)), "token id -1 is out of the vocabulary of 50"),
-        (request(40, 60), "its 100 tokens of KVCache exceed a decoding instance's 80 (--device_kv_tokens)"),
+        (request(40, 60), "its 100 tokens of KVCache exceed --device_kv_tokens=80"),
     ],
 )
 def test_what_cannot_be_served_is_told_why(bad, reason):
@@ -51,6 +51,13 @@ def test_keys_cover_the_full_blocks():
 def test_ids_need_no_tokenizer_and_text_does():
     by_ids = Prompt("a", 1.0, prompt_ids=(3, 4), max_tokens=9, temperature=0.5, ignore_eos=True)
     [r] = tokenise([by_ids], None, seed=7)
-    assert (r.arrival, r.prompt_tokens, r.output_length, r.temperature, r.ignore_eos, r.seed) == (1.0, 2, 9, 0.5, True, 7)
+    assert (r.arrival, r.prompt_tokens, r.output_length, r.temperature, r.ignore_eos, r.seed) == (
+        1.0,
+        2,
+        9,
+        0.5,
+        True,
+        7,
+    )
     with pytest.raises(UsageError, match="prompt b: this model has no tokenizer"):
         tokenise([Prompt("b", 0.0, text="hello")], None, seed=0)

@@ -1,4 +1,6 @@
-"""`mooncake-jax replay` on real ranks with a tiny model: outcomes, reuse, the record, bad input, interruption, dead ranks."""
+"""`mooncake-jax replay` on real ranks with a tiny model: outcomes, reuse, the record, bad input, interruption, dead
+ranks.
+"""
 
 import dataclasses
 import json
@@ -10,16 +12,30 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_run import REPLAY, finish, kill, ranks, replay, replayed_differences, start, wait_for_message, wait_for_rows, write_prompts
+from cluster_run import (
+    REPLAY,
+    finish,
+    kill,
+    ranks,
+    replay,
+    replayed_differences,
+    start,
+    wait_for_message,
+    wait_for_rows,
+    write_prompts,
+)
 
 from mooncake_jax.cluster.actors import ActorSettings
 from mooncake_jax.cluster.launch import mpiexec_command
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Outcome
 from mooncake_jax.workload.multiturn import ideal_reuse, multi_turn
-from mooncake_jax.workload.prompts import read_prompts, write_prompts as write_multi_turn
+from mooncake_jax.workload.prompts import read_prompts
+from mooncake_jax.workload.prompts import write_prompts as write_multi_turn
 
 TINY = f"--model={Path(__file__).parent / 'data' / 'tiny-llama2'}"
-needs_ulfm = pytest.mark.skipif("ulfm" not in mpiexec_command(1), reason="only Open MPI with ULFM lets the other ranks live on")
+needs_ulfm = pytest.mark.skipif(
+    "ulfm" not in mpiexec_command(1), reason="only Open MPI with ULFM lets the other ranks live on"
+)
 
 
 def prompt(name, length, seed=0, **fields):
@@ -62,7 +78,7 @@ def test_what_cannot_be_served_is_rejected_with_its_reason_and_the_rest_runs(mix
     assert reasons == {
         "empty": "the prompt is empty",
         "foreign": "token id 320 is out of the vocabulary of 320",
-        "long": "the prompt has 2048 tokens: with an output they must fit the model's context of 2048",
+        "long": "the prompt has 2048 tokens: with an output it must fit the context of 2048",
         "nothing": "max_tokens is 0: it must be at least 1",
     }
     assert all(row["status"] == COMPLETED for name, row in rows.items() if name not in reasons)
@@ -90,7 +106,14 @@ def test_latencies_are_those_of_the_tokens(mixed):
 
 
 def test_terminal_shows_rows_and_summary(mixed):
-    for part in ("prefill0 is ready", "to-the-end", "rejected", "11 in", "7 completed, 4 rejected, 0 failed", "goodput"):
+    for part in (
+        "prefill0 is ready",
+        "to-the-end",
+        "rejected",
+        "11 in",
+        "7 completed, 4 rejected, 0 failed",
+        "goodput",
+    ):
         assert part in mixed.stdout
     assert "\x1b" not in mixed.stdout, "no escape codes where there is no terminal"
 
@@ -135,6 +158,15 @@ def test_hot_blocks_are_copied_between_prefill_instances(tmp_path):
     assert all(m["reason"] is None for m in run.messages("BlocksReplicated"))
     assert all(rows[f"r{i}"]["reused_tokens"] == 992 for i in range(12))
     assert replayed_differences(run, ActorSettings.from_json(run.summary()["settings"]).actors()) == []
+
+
+def test_bfloat16_kvcache_travels_and_is_reused(tmp_path):
+    prompts = [prompt("first", 100, seed=1), prompt("again", 100, seed=1)]
+    path = write_prompts(tmp_path / "prompts.jsonl", prompts)
+    rows = replay(tmp_path / "out", TINY, f"--prompts={path}", "--prefill=1", "--dtype=bfloat16").rows()
+    assert (rows["first"]["reused_tokens"], rows["again"]["reused_tokens"]) == (0, 96)
+    assert rows["first"]["token_ids"] == rows["again"]["token_ids"]
+    assert len(rows["first"]["token_ids"]) == 6
 
 
 def endless(folder, count=8):
@@ -189,7 +221,12 @@ def test_without_its_decoding_instance_the_run_ends_with_reasons(tmp_path):
     rows = run.rows()
     assert len(rows) == 8
     assert {row["status"] for row in rows.values()} <= {FAILED, REJECTED}
-    known = {"decode0 is lost", "no decoding instance is alive", "prefill0: decode0 is lost", "prefill1: decode0 is lost"}
+    known = {
+        "decode0 is lost",
+        "no decoding instance is alive",
+        "prefill0: decode0 is lost",
+        "prefill1: decode0 is lost",
+    }
     assert {row["reason"] for row in rows.values()} <= known
     assert run.code == 1
 

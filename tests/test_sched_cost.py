@@ -9,7 +9,9 @@ TRUE = PolynomialCost((0.02, 1.5e-3, 2e-7), (0.03, 2e-3, 1e-6), (1e-4, 2e-10))
 
 
 def test_fits_recover_the_polynomials_that_made_the_points():
-    prefill = [(t, p, TRUE.prefill(t, p)) for t, p in [(32, 0), (128, 0), (512, 0), (512, 256), (2048, 0), (2048, 1900)]]
+    prefill = [
+        (t, p, TRUE.prefill(t, p)) for t, p in [(32, 0), (128, 0), (512, 0), (512, 256), (2048, 0), (2048, 1900)]
+    ]
     step = [(b, c, TRUE.step(b, c)) for b, c in [(1, 100), (4, 400), (16, 1600), (1, 4000)]]
     transfer = [(n, TRUE.transfer(n)) for n in (1000, 10**6, 10**8)]
     fitted = PolynomialCost(fit_prefill(prefill), fit_step(step), fit_transfer(transfer))

@@ -31,7 +31,10 @@ def algorithm_1(request, view, now, threshold):
             total = transfer + t_queue + COST.prefill(request.prompt_tokens, best_len)
         if total < ttft - 1e-12:
             ttft, p = total, instance
-    d = min(view.decoding, key=lambda n: COST.step(len(view.decoding[n].contexts) + 1, view.decoding[n].total + request.prompt_tokens))
+    d = min(
+        view.decoding,
+        key=lambda n: COST.step(len(view.decoding[n].contexts) + 1, view.decoding[n].total + request.prompt_tokens),
+    )
     tbt = COST.step(len(view.decoding[d].contexts) + 1, view.decoding[d].total + request.prompt_tokens)
     if ttft > view.slo.ttft or tbt > view.slo.tbt:
         return None

@@ -44,7 +44,9 @@ def make_request(name, prompt_ids, arrival=0.0, output_length=4):
     return Request(str(name), arrival, len(ids), output_length, ids, block_keys(ids, BLOCK, ROOT))
 
 
-def make_actors(prefill=2, decode=1, slots=64, slo=SLO(), threshold=2.0, limits=DecodingLimits(4, 64, BLOCK), timeout=1e6):
+def make_actors(
+    prefill=2, decode=1, slots=64, slo=SLO(), threshold=2.0, limits=DecodingLimits(4, 64, BLOCK), timeout=1e6
+):
     prefills = [f"prefill{i}" for i in range(prefill)]
     decodes = [f"decode{i}" for i in range(decode)]
     view = ClusterView(

@@ -1,7 +1,8 @@
 """Block keys: equal keys mean an equal whole prefix (report 3, FAST25 3.2.1).
 
-The key of a full block is SHA-256 over (fingerprint, salt, parent key, the block's token ids). It is the same in every process, on every
-platform and under any PYTHONHASHSEED. A partial last block has no key. Knows nothing of where blocks are stored.
+The key of a full block is SHA-256 over (fingerprint, salt, parent key, the block's token ids). It is the same in
+every process, on every platform and under any PYTHONHASHSEED. A partial last block has no key. Knows nothing of where
+blocks are stored.
 """
 
 import hashlib

@@ -1,17 +1,18 @@
 """Messenger: moves control messages and raw block buffers between ranks over MPI, asynchronously (report 3).
 
-One thread per rank makes all MPI calls. Control messages are pickled and small; buffers are never pickled: a control message, the *header*,
-announces them, the receiver says where they shall lie, and MPI writes them there. The messenger knows the meaning of neither.
+One thread per rank makes all MPI calls. Control messages are pickled and small; buffers are never pickled: a control
+message, the *header*, announces them, the receiver says where they shall lie, and MPI writes them there. The
+messenger knows the meaning of neither.
 
-Between two ranks, messages arrive in the order they were sent. Receives are posted in advance, one a peer, so a peer's death shows as an
-error of that receive (Open MPI with ULFM) and is reported once; what was under way to or from it ends with PeerLost.
+Between two ranks, messages arrive in the order they were sent. Receives are posted in advance, one a peer, so a
+peer's death shows as an error of that receive (Open MPI with ULFM) and is reported once; what was under way to or
+from it ends with PeerLost.
 """
 
 import pickle
 import queue
 import struct
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -158,7 +159,9 @@ class Messenger:
                     self._wake.clear()
             for peer in self._peers.values():
                 peer.cancel()
-        except BaseException as error:  # told to the rank's main loop, which ends the rank: nobody would wait for a dead thread
+        except (
+            BaseException
+        ) as error:  # told to the rank's main loop, which ends the rank: nobody would wait for a dead thread
             self.failure = error
             self._receiver.on_lost(self._comm.Get_rank())
 

@@ -1,8 +1,9 @@
 """KVCachePool: which node holds which KVCache block, in which slot of its store (report 3, figure 3).
 
-Metadata only: it lives with Conductor, the bytes live on the nodes (cache/store.py). A block is *reserved* for a request when the request
-is dispatched and *landed* once all its bytes are in the store; only landed blocks are found by a match. Reserved and read blocks are
-pinned and never evicted; eviction is least recently used. Knows nothing of time, ranks or models.
+Metadata only: it lives with Conductor, the bytes live on the nodes (cache/store.py). A block is *reserved* for a
+request when the request is dispatched and *landed* once all its bytes are in the store; only landed blocks are found
+by a match. Reserved and read blocks are pinned and never evicted; eviction is least recently used. Knows nothing of
+time, ranks or models.
 """
 
 from collections import OrderedDict
@@ -49,7 +50,8 @@ class KVCachePool:
 
     def __init__(self, capacities: dict[str, int]):
         self._nodes = {
-            node: _NodeBlocks(OrderedDict(), list(range(slots - 1, -1, -1)), slots) for node, slots in capacities.items()
+            node: _NodeBlocks(OrderedDict(), list(range(slots - 1, -1, -1)), slots)
+            for node, slots in capacities.items()
         }
 
     def match(self, keys: Sequence[bytes]) -> dict[str, int]:
@@ -85,7 +87,9 @@ class KVCachePool:
         return tuple(reserved)
 
     def awaits_writer(self, node: str, block: Block) -> bool:
-        """Whether nobody has yet promised to write this reserved block: it has not landed, and the only pin is the asker's."""
+        """Whether nobody has yet promised to write this reserved block: it has not landed, and the only pin is the
+        asker's.
+        """
         entry = self._nodes[node].entries[block.key]
         return not entry.landed and entry.pins == 1
 
@@ -136,7 +140,9 @@ class KVCachePool:
         return total
 
     def check(self) -> None:
-        """Assert the invariants: each slot is used once or free, no pin is negative, nothing unpinned is half-written."""
+        """Assert the invariants: each slot is used once or free, no pin is negative, nothing unpinned is half-
+        written.
+        """
         for node, blocks in self._nodes.items():
             slots = [entry.slot for entry in blocks.entries.values()] + blocks.free
             assert sorted(slots) == list(range(blocks.capacity)), f"{node}: slots leaked or used twice"

@@ -1,7 +1,8 @@
 """BlockStore: the bytes of KVCache blocks in one node's DRAM, through TensorStore (report 3, figure 3).
 
-A slot holds one block in the canonical layout [layer][K|V][token][kv head][head dim], whatever the parallelism of the engine that wrote it.
-Each (slot, layer) piece carries a checksum. Knows nothing of keys, of which slots are in use, or of other nodes: cache/pool.py does.
+A slot holds one block in the canonical layout [layer][K|V][token][kv head][head dim], whatever the parallelism of the
+engine that wrote it. Each (slot, layer) piece carries a checksum. Knows nothing of keys, of which slots are in use,
+or of other nodes: cache/pool.py does.
 
 Safe for one writer and several readers of different slots at a time, which pinned reservations guarantee.
 """
@@ -32,7 +33,7 @@ class BlockLayout:
 
     @property
     def raw(self) -> np.dtype:
-        """Type of the bit patterns that are stored: bfloat16 is no native type of numpy, TensorStore's copies or MPI."""
+        """Type of the bit patterns that are stored: bfloat16 is no native type of numpy or MPI."""
         return np.dtype(f"u{self.itemsize}")
 
     @property
@@ -50,7 +51,9 @@ class BlockLayout:
 
 
 class BlockStore:
-    """A slab of DRAM with room for `slots` blocks. Arrays given and taken are of any type with the layout's item size."""
+    """A slab of DRAM with room for `slots` blocks. Arrays given and taken are of any type with the layout's item
+    size.
+    """
 
     def __init__(self, slots: int, layout: BlockLayout):
         self.layout = layout
@@ -73,7 +76,9 @@ class BlockStore:
         self._written[index, layer] = True
 
     def read(self, slots: Sequence[int], layer: int) -> np.ndarray:
-        """Bits of one layer of several successive blocks, freshly allocated: [2, len(slots) * tokens, kv_heads, head_dim]."""
+        """Bits of one layer of several successive blocks, freshly allocated: [2, len(slots) * tokens, kv_heads,
+        head_dim].
+        """
         _, _, tokens, kv_heads, head_dim = self.layout.shape
         out = np.empty((2, len(slots), tokens, kv_heads, head_dim), self.layout.raw)
         source = self._blocks[np.asarray(slots), layer].transpose([1, 0, 2, 3, 4])

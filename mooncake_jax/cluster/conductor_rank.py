@@ -52,11 +52,11 @@ class ConductorRank(Rank):
 
     # --- setting up
 
-    def set_up(self, config: ClusterConfig, say: Callable[[str], None]) -> dict[str, Ready]:
+    def set_up(self, config: ClusterConfig, longest_prompt: int, say: Callable[[str], None]) -> dict[str, Ready]:
         """Make every rank an instance and wait until all are ready. Raises UsageError, Interruption or SetupError."""
         self.nodes = config.nodes
         for node in self.nodes[1:]:
-            self.send(node, Setup(config, platform.node()))
+            self.send(node, Setup(config, longest_prompt, platform.node()))
         ready: dict[str, Ready] = {}
         deadline = time.monotonic() + SETUP_DEADLINE_S
         while len(ready) < len(self.nodes) - 1:
@@ -81,7 +81,12 @@ class ConductorRank(Rank):
     # --- the run
 
     def run(
-        self, conductor: Conductor, requests: Sequence[Request], limits: ServingLimits, results: Results, progress: Progress
+        self,
+        conductor: Conductor,
+        requests: Sequence[Request],
+        limits: ServingLimits,
+        results: Results,
+        progress: Progress,
     ) -> float:
         """Serve all requests; returns the seconds from the start to the last ending."""
         self._conductor = conductor

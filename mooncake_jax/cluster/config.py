@@ -11,8 +11,8 @@ from mooncake_jax.sched.messages import CONDUCTOR
 class ClusterConfig:
     """Rank 0 is Conductor, then come the prefill instances, then the decoding instances.
 
-    dram_mib: MiB of DRAM that each prefill instance lends to the KVCache pool; device_kv_tokens: tokens of KVCache that a decoding
-    instance holds in device memory; request_timeout in seconds from arrival.
+    dram_mib: MiB of DRAM that each prefill instance lends to the KVCache pool; device_kv_tokens: tokens of KVCache
+    that a decoding instance holds in device memory; request_timeout in seconds from arrival.
     """
 
     model: str

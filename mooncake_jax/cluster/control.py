@@ -14,9 +14,14 @@ from mooncake_jax.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """From rank 0 to every instance: become this. host names rank 0's machine, whose clock is the common one."""
+    """From rank 0 to every instance: become this.
+
+    longest_prompt: tokens of the longest that will come, to compile for; host: rank 0's machine, whose clock is the
+    common one.
+    """
 
     config: ClusterConfig
+    longest_prompt: int
     host: str
 
 
@@ -89,7 +94,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class KVPiece:
-    """Two buffers, keys and values, each [tokens, kv heads, head dim]: one layer of a request's tokens from `start` on."""
+    """Two buffers, keys and values, each [tokens, kv heads, head dim]: one layer of a request's tokens from `start`
+    on.
+    """
 
     dispatch: int
     layer: int

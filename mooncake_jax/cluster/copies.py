@@ -1,6 +1,7 @@
 """Copying blocks between the stores of two prefill instances (hot-spot migration, report 6.2), layer by layer.
 
-The source sends a layer of all blocks at a time; the target stores each as it lands and tells its actor when the last layer is in.
+The source sends a layer of all blocks at a time; the target stores each as it lands and tells its actor when the last
+layer is in.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,6 @@
-"""The hardware of a decoding instance: host memory that KVCache streams into, and the decoding engine (report 3, steps 3 and 4)."""
+"""The hardware of a decoding instance: host memory that KVCache streams into, and the decoding engine (report 3,
+steps 3 and 4).
+"""
 
 import threading
 import time

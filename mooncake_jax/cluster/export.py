@@ -1,6 +1,7 @@
 """Layer-wise export of a prefill's KVCache (report 5.2): to the decoding instance, and into this node's block store.
 
-As soon as a layer of a chunk exists, it is sent and its full blocks are stored, on a thread of its own, while the engine computes on.
+As soon as a layer of a chunk exists, it is sent and its full blocks are stored, on a thread of its own, while the
+engine computes on.
 """
 
 import time
@@ -18,11 +19,19 @@ from mooncake_jax.sched.messages import RunPrefill
 class Export:
     """The hooks that PrefillEngine calls for one request.
 
-    slots: of the request's leading full blocks in the store; the first `reuse` are loaded, those with index in `missing` are stored.
+    slots: of the request's leading full blocks in the store; the first `reuse` are loaded, those with index in
+    `missing` are stored.
     """
 
     def __init__(
-        self, run: RunPrefill, slots: Sequence[int], reuse: int, missing: frozenset[int], store: BlockStore, links: Links, thread: Executor
+        self,
+        run: RunPrefill,
+        slots: Sequence[int],
+        reuse: int,
+        missing: frozenset[int],
+        store: BlockStore,
+        links: Links,
+        thread: Executor,
     ):
         self._run, self._slots, self._reuse, self._missing = run, slots, reuse, missing
         self._store, self._links, self._thread = store, links, thread
@@ -39,7 +48,9 @@ class Export:
         return kv.view(dtype)
 
     def on_layer(self, layer: int, start: int, kv) -> None:
-        """New KVCache of this layer: a jax array [2, T, K, D], perhaps still being computed: the export thread waits for it."""
+        """New KVCache of this layer: a jax array [2, T, K, D], perhaps still being computed: the export thread waits
+        for it.
+        """
         self._exports.append(self._thread.submit(self._export, layer, start, kv))
 
     def finish(self) -> None:

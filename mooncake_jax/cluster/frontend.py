@@ -13,7 +13,9 @@ from mooncake_jax.workload.prompts import Prompt
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What a request must keep to be served: the model's context and vocabulary, a decoding instance's memory in tokens."""
+    """What a request must keep to be served: the model's context and vocabulary, a decoding instance's memory in
+    tokens.
+    """
 
     max_context: int
     vocab_size: int
@@ -27,13 +29,13 @@ class ServingLimits:
         if request.output_length < 1:
             return f"max_tokens is {request.output_length}: it must be at least 1"
         if tokens >= self.max_context:
-            return f"the prompt has {tokens} tokens: with an output they must fit the model's context of {self.max_context}"
+            return f"the prompt has {tokens} tokens: with an output it must fit the context of {self.max_context}"
         low, high = min(request.prompt_ids), max(request.prompt_ids)
         if low < 0 or high >= self.vocab_size:
             return f"token id {low if low < 0 else high} is out of the vocabulary of {self.vocab_size}"
         if tokens + request.output_length > self.device_kv_tokens:
             needed = tokens + request.output_length
-            return f"its {needed} tokens of KVCache exceed a decoding instance's {self.device_kv_tokens} (--device_kv_tokens)"
+            return f"its {needed} tokens of KVCache exceed --device_kv_tokens={self.device_kv_tokens}"
         return None
 
 

@@ -1,4 +1,6 @@
-"""The rank of a prefill or decoding instance: becomes what Conductor's rank tells it to be, then serves until it is told to stop."""
+"""The rank of a prefill or decoding instance: becomes what Conductor's rank tells it to be, then serves until it is
+told to stop.
+"""
 
 import platform
 import time
@@ -46,7 +48,7 @@ class InstanceRank(Rank):
             return self._early_end()
         self.nodes = setup.config.nodes
         try:
-            actor, ready = self._become(setup.config)
+            actor, ready = self._become(setup)
         except Exception as error:
             self.send(CONDUCTOR, SetupFailed(self.node, _one_line(error), isinstance(error, UsageError)))
             self._expect(Stop)
@@ -72,23 +74,27 @@ class InstanceRank(Rank):
         while (received := self.receive(deadline)) is not None:
             if isinstance(received, kind):
                 return received
-            if isinstance(received, Stop | Interrupt) or (isinstance(received, PeerGone) and received.rank in (0, self.rank)):
+            if isinstance(received, Stop | Interrupt) or (
+                isinstance(received, PeerGone) and received.rank in (0, self.rank)
+            ):
                 return None
         return None
 
     # --- becoming an instance
 
-    def _become(self, config: ClusterConfig) -> tuple[Actor, Ready]:
+    def _become(self, setup: Setup) -> tuple[Actor, Ready]:
+        config = setup.config
         enable_compile_cache(Path(config.model_dir) / "compiled")
         model = load_model(resolve(config.model, Path(config.model_dir)), config.dtype)
         layout = config.block_layout(model.config)
         if self.node in config.prefill_nodes:
-            return self._become_prefill(config, model, layout)
+            return self._become_prefill(setup, model, layout)
         return self._become_decoding(config, model, layout)
 
-    def _become_prefill(self, config: ClusterConfig, model: LoadedModel, layout: BlockLayout) -> tuple[Actor, Ready]:
+    def _become_prefill(self, setup: Setup, model: LoadedModel, layout: BlockLayout) -> tuple[Actor, Ready]:
+        config = setup.config
         engine = PrefillEngine(model, config.prefill_chunk)
-        engine.warm_up()
+        engine.warm_up(max(setup.longest_prompt, 1))
         shape = model.config
         points = measure_prefill(engine, layout, config.prefill_chunk, shape.max_context, shape.vocab_size)
         measured = Measured(prefill=points, transfer=measure_transfer(self, config.decoding_nodes[0]))

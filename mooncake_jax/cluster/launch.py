@@ -1,8 +1,9 @@
-"""Starting the ranks: outside MPI the command starts itself again under mpiexec; under mpiexec it uses the ranks it is given.
+"""Starting the ranks: outside MPI the command starts itself again under mpiexec; under mpiexec it uses the ranks it
+is given.
 
-Open MPI is always run with ULFM, so that the other ranks live on when one dies; MPICH ends the whole job then (docs/architecture.md).
-The ranks get a session of their own: a Ctrl-C reaches only the launcher, which asks them to stop (SIGUSR1, forwarded by mpiexec) and
-kills what has not stopped in time.
+Open MPI is always run with ULFM, so that the other ranks live on when one dies; MPICH ends the whole job then
+(docs/architecture.md). The ranks get a session of their own: a Ctrl-C reaches only the launcher, which asks them to
+stop (SIGUSR1, forwarded by mpiexec) and kills what has not stopped in time.
 """
 
 import os
@@ -67,7 +68,7 @@ def run_ranks(ranks: int, arguments: list[str]) -> int:
     Raises RanksDied if rank 0 left none.
     """
     with ExitStack() as stack:
-        # Folders of our own, so that nothing is left of ranks that were killed: Open MPI's memory and its session files.
+        # Folders of our own, so that nothing is left of killed ranks: Open MPI's shared memory and session files.
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mooncake_jax-"))
         shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="mooncake_jax-", dir=SHARED_MEMORY))
         code_file = Path(folder) / "exit_code"
@@ -108,7 +109,9 @@ def _wait(job: subprocess.Popen, code_file: Path) -> bool:
         now = time.monotonic()
         if ended_at is None and code_file.exists():
             ended_at = now
-        if (stopped_at and now > stopped_at[0] + STOP_GRACE_S) or (ended_at is not None and now > ended_at + LEAVE_GRACE_S):
+        if (stopped_at and now > stopped_at[0] + STOP_GRACE_S) or (
+            ended_at is not None and now > ended_at + LEAVE_GRACE_S
+        ):
             _kill_session(job.pid)
         time.sleep(0.05)
     return bool(stopped_at)

@@ -1,4 +1,6 @@
-"""Short measurements that each instance takes of itself as it starts, from which Conductor's cost model is fitted (report 6.1)."""
+"""Short measurements that each instance takes of itself as it starts, from which Conductor's cost model is fitted
+(report 6.1).
+"""
 
 import random
 import time
@@ -20,11 +22,15 @@ def measure_prefill(engine: PrefillEngine, layout: BlockLayout, chunk: int, max_
     """((tokens, prefix, seconds), ...) for a short and a long prompt, and a long one of which half is reused."""
     longest = min(2 * chunk, max_context - 1, 1024)
     shapes = {(min(16, longest), 0), (max(longest // 4, 1), 0), (longest, 0), (longest, longest // 2)}
-    ids = [random.Random(0).randrange(vocab) for _ in range(longest)]
+    rng = random.Random(0)
+    ids = [rng.randrange(vocab) for _ in range(longest)]
     points = []
     for tokens, prefix in sorted(shapes):
         kv = np.zeros((2, prefix, layout.kv_heads, layout.head_dim), engine.dtype)
-        seconds = min(_timed(lambda: engine.prefill(ids[:tokens], prefix_len=prefix, load_layer=lambda _: kv)) for _ in range(REPEATS))
+        seconds = min(
+            _timed(lambda: engine.prefill(ids[:tokens], prefix_len=prefix, load_layer=lambda _: kv))
+            for _ in range(REPEATS)
+        )
         points.append((tokens, prefix, seconds))
     return tuple(points)
 
@@ -42,7 +48,9 @@ def measure_steps(engine: DecodingEngine, layout: BlockLayout, max_batch: int, m
             engine.join(-1 - i, kv, 0, total)
         batch_ids = [-1 - i for i in range(joined)]
         if joined:
-            points.append((joined, joined * context, min(_timed(lambda: engine.step(batch_ids)) for _ in range(REPEATS))))
+            points.append(
+                (joined, joined * context, min(_timed(lambda: engine.step(batch_ids)) for _ in range(REPEATS)))
+            )
         for i in batch_ids:
             engine.leave(i)
     return tuple(points)

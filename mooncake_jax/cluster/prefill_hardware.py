@@ -17,11 +17,21 @@ from mooncake_jax.cluster.copies import BlockCopies
 from mooncake_jax.cluster.export import Export
 from mooncake_jax.cluster.links import Links
 from mooncake_jax.parallel.prefill import PrefillEngine
-from mooncake_jax.sched.messages import Action, CopyBlocks, Message, PrefillDone, PrefillFailed, PrefillStarted, RunPrefill
+from mooncake_jax.sched.messages import (
+    Action,
+    CopyBlocks,
+    Message,
+    PrefillDone,
+    PrefillFailed,
+    PrefillStarted,
+    RunPrefill,
+)
 
 
 class PrefillHardware:
-    def __init__(self, node: str, engine: PrefillEngine, store: BlockStore, links: Links, post: Callable[[Message], None]):
+    def __init__(
+        self, node: str, engine: PrefillEngine, store: BlockStore, links: Links, post: Callable[[Message], None]
+    ):
         self.node, self._engine, self._store, self._links, self._post = node, engine, store, links, post
         self._copies = BlockCopies(node, store, links, post)
         self._prefill_thread = ThreadPoolExecutor(1, "prefill")

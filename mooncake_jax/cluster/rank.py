@@ -1,7 +1,8 @@
 """One MPI rank as a Cluster: a clock, timers, a mailbox, and the hardware its actor commands.
 
-The main thread runs serve(): it waits for the next message, lets the actor handle it and performs the actions. Work is done elsewhere:
-sending and receiving on the messenger's thread, computing on the hardware's threads, which post what came of it to the mailbox.
+The main thread runs serve(): it waits for the next message, lets the actor handle it and performs the actions. Work
+is done elsewhere: sending and receiving on the messenger's thread, computing on the hardware's threads, which post
+what came of it to the mailbox.
 """
 
 import heapq
@@ -153,5 +154,3 @@ class Rank:
 
     def on_lost(self, rank: int) -> None:
         self._mailbox.put(PeerGone(rank))
-
-

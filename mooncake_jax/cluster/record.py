@@ -1,7 +1,9 @@
-"""events.jsonl: what every actor handled and when, enough to run the actors again and compare (DESIGN.md: the proof by replay).
+"""events.jsonl: what every actor handled and when, enough to run the actors again and compare (DESIGN.md: the proof
+by replay).
 
-One line an event: {"now", "node", "message", "actions"}; message is {"type", fields...}, bytes in hexadecimal; actions is a digest of what the actor
-answered. Lines of one node are in order; lines of different nodes may interleave out of order.
+One line an event: {"now", "node", "message", "actions"}; message is {"type", fields...}, bytes in hexadecimal;
+actions is a digest of what the actor answered. Lines of one node are in order; lines of different nodes may
+interleave out of order.
 """
 
 import dataclasses

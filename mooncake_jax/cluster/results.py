@@ -1,6 +1,7 @@
 """What a run leaves behind: summary.json, requests.jsonl, events.jsonl in one folder.
 
-Rows are written as requests end, so that a run that is killed keeps what it completed; summary.json appears last and whole.
+Rows are written as requests end, so that a run that is killed keeps what it completed; summary.json appears last and
+whole.
 """
 
 import dataclasses
@@ -31,7 +32,9 @@ def check_writable(out: Path) -> None:
 
 
 class Results:
-    """Open files of one run. outcomes: every request that has ended, in that order. decode: token ids to text, if there is a tokenizer."""
+    """Open files of one run. outcomes: every request that has ended, in that order. decode: token ids to text, if
+    there is a tokenizer.
+    """
 
     def __init__(self, out: Path, decode: Callable[[Sequence[int]], str] | None):
         check_writable(out)

