@@ -51,7 +51,9 @@ def _leave(code: int) -> NoReturn:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LEAVE_DEADLINE_S)
     MPI.Finalize()
-    os._exit(code)
+    if "Open MPI" in MPI.Get_library_version():
+        os._exit(code)
+    sys.exit(code)  # MPICH takes its last leave in exit handlers
 
 
 def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
