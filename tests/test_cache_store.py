@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mooncake_jax.cache.pool import Block
 from mooncake_jax.cache.store import BlockLayout, BlockStore
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -20,7 +21,12 @@ def random_blocks(store, count, seed=0):
     return values.astype(DTYPES[store.layout.dtype])
 
 
+def block(slot):
+    return Block(bytes([slot]) * 32, slot)
+
+
 def fill(store, slots):
+    store.claim(map(block, slots))
     layers = [random_blocks(store, len(slots), seed) for seed in range(store.layout.layers)]
     for layer, blocks in enumerate(layers):
         store.write(slots, layer, blocks)
@@ -43,26 +49,33 @@ def test_reads_are_copies(store):
 
 
 def test_sound_needs_every_layer(store):
+    store.claim([block(1)])
     store.write([1], 0, random_blocks(store, 1))
-    assert store.sound([1]) == 0
+    assert store.sound([block(1)]) == 0
     fill(store, [1])
-    assert store.sound([1]) == 1
+    assert store.sound([block(1)]) == 1
+
+
+def test_sound_needs_the_right_block(store):
+    fill(store, [1])
+    assert store.sound([Block(b"other" + bytes(27), 1)]) == 0
 
 
 def test_a_flipped_bit_ends_the_sound_prefix(store):
     fill(store, [4, 3, 6])
-    assert store.sound([4, 3, 6]) == 3
+    blocks = [block(4), block(3), block(6)]
+    assert store.sound(blocks) == 3
     store._slab[3, 2].view(np.uint8).reshape(-1)[10] ^= 1
-    assert store.sound([4, 3, 6]) == 1
-    assert store.sound([3]) == 0
+    assert store.sound(blocks) == 1
+    assert store.sound([block(3)]) == 0
 
 
-def test_forgotten_slots_are_not_sound_until_rewritten(store):
+def test_claimed_slots_are_not_sound_until_rewritten(store):
     fill(store, [4])
-    store.forget([4])
-    assert store.sound([4]) == 0
+    store.claim([block(4)])
+    assert store.sound([block(4)]) == 0
     fill(store, [4])
-    assert store.sound([4]) == 1
+    assert store.sound([block(4)]) == 1
 
 
 def test_layout_sizes():

@@ -26,6 +26,7 @@ MESSAGES = [
     m.Interrupted(),
     m.StartPrefill(1, REQUEST, "decode0", BLOCKS, BLOCKS[1:]),
     m.ReplicateBlocks(1, "prefill1", BLOCKS, BLOCKS),
+    m.CopyLost(1, "why"),
     m.KVCacheReceived(1, REQUEST, None),
     m.KVCacheLoaded(1),
     m.StepDone(((1, 7), (2, None)), 0.01),

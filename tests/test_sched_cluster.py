@@ -7,8 +7,11 @@ from virtual_cluster import BLOCK, COST, VirtualCluster, make_actors, make_reque
 
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO
 from mooncake_jax.sched.decoding import DecodingLimits
-from mooncake_jax.sched.messages import CONDUCTOR, Cancel, Interrupted, NodeLost, Send
+from mooncake_jax.sched.messages import CONDUCTOR, Cancel, CopyBlocks, Interrupted, NodeLost, Send
 from mooncake_jax.sched.serve import serve
+
+
+ROOMY = DecodingLimits(max_batch=4, pages=1000, page_size=BLOCK)
 
 
 def ids(seed, length):
@@ -51,10 +54,10 @@ def test_hot_blocks_migrate_to_an_idle_instance():
         make_request("hot", prefix + ids(7, 30), arrival=10.002),
         make_request("after", prefix + ids(8, 30), arrival=100.0),
     ]
-    actors = make_actors(slots=1000)
+    actors = make_actors(slots=1000, limits=ROOMY)
     cluster = run(actors, requests)
     assert any(type(m).__name__ == "BlocksReplicated" for _, _, m in cluster.log)
-    assert {cluster.outcomes[r].prefill_instance for r in ("busy2", "hot")} <= {"prefill0", "prefill1"}
+    assert {outcome.status for outcome in cluster.outcomes.values()} == {COMPLETED}
     assert cluster.outcomes["hot"].reused_tokens == 480
     assert actors[CONDUCTOR].view.pool.match(requests[0].block_keys) == {"prefill0": 30, "prefill1": 30}
 
@@ -89,6 +92,13 @@ def test_requests_wait_for_decoding_memory_and_slots():
     assert [o.status for o in outcomes.values()] == [COMPLETED] * 9
 
 
+def test_a_request_larger_than_the_decoding_memory_fails_alone():
+    requests = [make_request("large", ids(1, 1200)), make_request("small", ids(2, 50), arrival=0.1)]
+    outcomes = run(make_actors(), requests).outcomes
+    assert outcomes["large"].reason == "decode0: needs 76 pages, of which there are 64"
+    assert outcomes["small"].status == COMPLETED
+
+
 def test_stop_ids_end_a_request_unless_it_ignores_them():
     limits = DecodingLimits(4, 64, BLOCK, stop_ids=frozenset({7}))
     assert run(make_actors(limits=limits), [make_request("a", ids(0, 20))]).outcomes["a"].token_ids == (5, 7)
@@ -119,6 +129,35 @@ def test_requests_of_a_lost_prefill_instance_are_prefilled_elsewhere():
     outcomes = lose("prefill0", 0.5, requests)
     assert [o.status for o in outcomes.values()] == [COMPLETED] * 6
     assert sum(o.prefill_instance == "prefill1" for o in outcomes.values()) >= 5
+
+
+def test_a_request_whose_blocks_were_coming_from_a_lost_instance_computes_them():
+    actors = make_actors(slots=1000, limits=ROOMY)
+    prefix = ids(4, 480)
+    requests = [
+        make_request("seed", prefix),
+        make_request("busy", ids(5, 3000), arrival=10.0),
+        make_request("hot", prefix + ids(7, 30), arrival=10.002),
+    ]
+    cluster = VirtualCluster(actors, requests)
+    copies = []
+
+    def perform(node, action, now, plain=cluster.perform):
+        if isinstance(action, CopyBlocks):  # the source dies instead of sending
+            copies.append(action)
+            cluster.dead.add(node)
+            cluster.push(now + 0.01, CONDUCTOR, NodeLost(node))
+        else:
+            plain(node, action, now)
+
+    cluster.perform = perform
+    serve(actors, cluster)
+    assert len(copies) == 1
+    assert cluster.outcomes["hot"].reason is None
+    assert (cluster.outcomes["hot"].status, cluster.outcomes["hot"].reused_tokens) == (COMPLETED, 0)
+    assert len(cluster.outcomes) == 3
+    assert actors[CONDUCTOR].view.pool.pins() == 0
+    assert not actors[CONDUCTOR].attempts
 
 
 def test_requests_decoding_on_a_lost_instance_fail_and_the_others_go_on():

@@ -12,6 +12,7 @@ from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
 from mooncake_jax.sched.messages import (
     CONDUCTOR,
+    AbandonCopy,
     Arrived,
     BlocksReplicated,
     CopyBlocks,
@@ -101,6 +102,8 @@ class VirtualCluster:
             case CopyBlocks(dispatch, to, _, target):
                 seconds = COST.transfer(len(target) * BLOCK * BYTES_PER_TOKEN)
                 self.push(now + seconds, to, BlocksReplicated(dispatch, to, target))
+            case AbandonCopy(dispatch, reason):
+                self.push(now, node, BlocksReplicated(dispatch, node, (), reason))
             case LoadKVCache(dispatch, request, _):
                 self.held.setdefault(node, {})[dispatch] = request
                 self.push(now + 0.001, node, KVCacheLoaded(dispatch))

@@ -1,18 +1,20 @@
 """BlockStore: the bytes of KVCache blocks in one node's DRAM, through TensorStore (report 3, figure 3).
 
 A slot holds one block in the canonical layout [layer][K|V][token][kv head][head dim], whatever the parallelism of the
-engine that wrote it. Each (slot, layer) piece carries a checksum. Knows nothing of keys, of which slots are in use,
-or of other nodes: cache/pool.py does.
+engine that wrote it. Each slot knows the key of its block, and each (slot, layer) piece carries a checksum. Knows
+nothing of which slots are in use, or of other nodes: cache/pool.py does.
 
 Safe for one writer and several readers of different slots at a time, which pinned reservations guarantee.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tensorstore as ts
 import xxhash
+
+from mooncake_jax.cache.pool import Block
 
 COPY_THREADS = 2  # more gains nothing at these sizes: a layer of a chunk is a few MiB
 
@@ -60,12 +62,15 @@ class BlockStore:
         self._slab = np.empty((slots, *layout.shape), layout.raw)  # pages are backed by memory when first written
         context = ts.Context({"data_copy_concurrency": {"limit": COPY_THREADS}})
         self._blocks = ts.array(self._slab, context=context)
+        self._keys: list[bytes | None] = [None] * slots
         self._sums = np.zeros((slots, layout.layers), np.uint64)
         self._written = np.zeros((slots, layout.layers), bool)
 
-    def forget(self, slots: Sequence[int]) -> None:
-        """What lies in these slots is about to be replaced: it no longer counts as sound."""
-        self._written[list(slots)] = False
+    def claim(self, blocks: Iterable[Block]) -> None:
+        """These blocks are about to be written to their slots: what lay there no longer counts as sound."""
+        for block in blocks:
+            self._keys[block.slot] = block.key
+            self._written[block.slot] = False
 
     def write(self, slots: Sequence[int], layer: int, blocks: np.ndarray) -> None:
         """Store one layer of several blocks. blocks: [len(slots), 2, tokens, kv_heads, head_dim]."""
@@ -85,13 +90,18 @@ class BlockStore:
         ts.array(out).write(source).result()
         return out.reshape(2, len(slots) * tokens, kv_heads, head_dim)
 
-    def sound(self, slots: Sequence[int]) -> int:
-        """How many leading slots are complete and match their checksums in every layer."""
-        for count, slot in enumerate(slots):
-            for layer in range(self.layout.layers):
-                if not self._written[slot, layer] or self._sums[slot, layer] != self._checksum(slot, layer):
-                    return count
-        return len(slots)
+    def sound(self, blocks: Sequence[Block]) -> int:
+        """How many leading blocks lie in their slots, complete and matching their checksums in every layer."""
+        for count, block in enumerate(blocks):
+            if self._keys[block.slot] != block.key or not self._intact(block.slot):
+                return count
+        return len(blocks)
+
+    def _intact(self, slot: int) -> bool:
+        return all(
+            self._written[slot, layer] and self._sums[slot, layer] == self._checksum(slot, layer)
+            for layer in range(self.layout.layers)
+        )
 
     def _checksum(self, slot: int, layer: int) -> np.uint64:
         return np.uint64(xxhash.xxh3_64_intdigest(self._slab[slot, layer]))

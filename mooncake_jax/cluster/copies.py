@@ -31,7 +31,7 @@ class BlockCopies:
 
     def _copy(self, copy: CopyBlocks) -> None:
         try:
-            sound = self._store.sound([block.slot for block in copy.source])
+            sound = self._store.sound(copy.source)
             if not sound:
                 raise ValueError("the block to copy is damaged")
             self._send_layers(copy, sound)
@@ -56,14 +56,15 @@ class BlockCopies:
     def on_buffers(self, header: BlocksLayer, kv: np.ndarray) -> None:
         self._thread.submit(self._store_layer, header, kv)
 
-    def on_failed(self, failed: CopyFailed) -> None:
-        self._thread.submit(self._finish, failed.dispatch, (), failed.reason)
+    def abandon(self, dispatch: int, reason: str) -> None:
+        """No more layers will come. Answered after those that did come are stored: their slots are given away then."""
+        self._thread.submit(self._finish, dispatch, (), reason)
 
     def _store_layer(self, header: BlocksLayer, kv: np.ndarray) -> None:
         layout, slots = self._store.layout, [block.slot for block in header.target]
         if header.dispatch not in self._layers_left:
             self._layers_left[header.dispatch] = layout.layers
-            self._store.forget(slots)
+            self._store.claim(header.target)
         blocks = kv.reshape(2, len(slots), layout.tokens, layout.kv_heads, layout.head_dim).swapaxes(0, 1)
         self._store.write(slots, header.layer, np.ascontiguousarray(blocks))
         self._layers_left[header.dispatch] -= 1

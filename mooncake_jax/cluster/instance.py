@@ -69,15 +69,18 @@ class InstanceRank(Rank):
         return 0
 
     def _expect(self, kind: type) -> Any | None:
-        """The next message of this kind; None if the run is over before it starts."""
-        deadline = time.monotonic() + SETUP_DEADLINE_S
+        """The next message of this kind, others kept for later; None if the run is over before it starts."""
+        deadline, others = time.monotonic() + SETUP_DEADLINE_S, []
         while (received := self.receive(deadline)) is not None:
             if isinstance(received, kind):
+                for other in others:
+                    self.post(other)
                 return received
             if isinstance(received, Stop | Interrupt) or (
                 isinstance(received, PeerGone) and received.rank in (0, self.rank)
             ):
                 return None
+            others.append(received)
         return None
 
     # --- becoming an instance

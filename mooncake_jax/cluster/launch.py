@@ -81,7 +81,9 @@ def run_ranks(ranks: int, arguments: list[str]) -> int:
     if stopped:
         return 128 + signal.SIGINT
     if code is None:
-        raise RanksDied("Conductor's rank died" if "ulfm" in command else "a rank died, and without ULFM that ends the job")
+        raise RanksDied(
+            "Conductor's rank died" if "ulfm" in command else "a rank died, and without ULFM that ends the job"
+        )
     return code
 
 

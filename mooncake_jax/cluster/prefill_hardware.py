@@ -5,7 +5,7 @@ One prefill at a time; exports and copies go on beside it. Whatever fails ends t
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from mooncake_jax.cluster.export import Export
 from mooncake_jax.cluster.links import Links
 from mooncake_jax.parallel.prefill import PrefillEngine
 from mooncake_jax.sched.messages import (
+    AbandonCopy,
     Action,
     CopyBlocks,
     Message,
@@ -43,6 +44,8 @@ class PrefillHardware:
                 self._prefill_thread.submit(self._run, action)
             case CopyBlocks():
                 self._copies.start(action)
+            case AbandonCopy(dispatch, reason):
+                self._copies.abandon(dispatch, reason)
             case _:
                 raise TypeError(f"{self.node} cannot perform {type(action).__name__}")
 
@@ -50,17 +53,22 @@ class PrefillHardware:
         try:
             self._post(self._prefill(run))
         except PeerLost:
-            self._post(PrefillFailed(run.dispatch, self.node, f"{run.decoding} is lost"))
+            self._fail(run, f"{run.decoding} is lost")
         except Exception as error:
-            self._post(PrefillFailed(run.dispatch, self.node, f"{type(error).__name__}: {error}"))
+            self._fail(run, f"{type(error).__name__}: {error}")
+
+    def _fail(self, run: RunPrefill, reason: str) -> None:
+        """Conductor gives the slots away when it hears of this: nothing may write them any more."""
+        wait([self._export_thread.submit(int)])
+        self._post(PrefillFailed(run.dispatch, self.node, reason))
 
     def _prefill(self, run: RunPrefill) -> PrefillDone:
         begun, request, slots = time.monotonic(), run.request, [block.slot for block in run.blocks]
-        reuse = self._store.sound(slots[: run.reuse])
+        reuse = self._store.sound(run.blocks[: run.reuse])
         reused_tokens = min(reuse * self._store.layout.tokens, request.prompt_tokens - 1)
         self._post(PrefillStarted(run.dispatch, self.node, reused_tokens))
         missing = (*range(reuse, run.reuse), *run.missing)
-        self._store.forget([slots[i] for i in missing])
+        self._store.claim([run.blocks[i] for i in missing])
         export = Export(run, slots, reuse, frozenset(missing), self._store, self._links, self._export_thread)
         first = self._engine.prefill(
             request.prompt_ids,
@@ -82,7 +90,7 @@ class PrefillHardware:
 
     def on_control(self, source: int, message: Any) -> bool:
         if isinstance(message, CopyFailed):
-            self._copies.on_failed(message)
+            self._copies.abandon(message.dispatch, message.reason)
             return True
         return False
 

@@ -15,6 +15,7 @@ from mooncake_jax.sched.messages import (
     Arrived,
     BlocksReplicated,
     Cancel,
+    CopyLost,
     DecodingFailed,
     Expired,
     Interrupted,
@@ -165,9 +166,9 @@ class Conductor:
 
     def _replicated(self, message: BlocksReplicated) -> list[Action]:
         """Replicas are found from now on; the source's blocks are free to leave."""
-        self.view.pool.land(message.node, message.blocks)
         attempt = self.attempts.get(message.dispatch)
         if attempt is not None and attempt.source is not None:
+            self.view.pool.land(message.node, message.blocks)
             self._release_source(attempt)
             self._settle(message.dispatch)
         return []
@@ -246,8 +247,7 @@ class Conductor:
         actions: list[Action] = []
         for number, attempt in list(self.attempts.items()):
             if attempt.source == node and self._alive(attempt.prefill):  # its answer frees the blocks
-                failed = BlocksReplicated(number, attempt.prefill, (), f"{node} is lost")
-                actions.append(Send(attempt.prefill, failed))
+                actions.append(Send(attempt.prefill, CopyLost(number, f"{node} is lost")))
             if attempt.source is not None and node == attempt.prefill:
                 self._release_source(attempt)
             prefill_lost = node == attempt.prefill and attempt.prefilling

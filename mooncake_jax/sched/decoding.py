@@ -58,8 +58,7 @@ class DecodingInstance:
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
             case KVCacheReceived():
-                self.waiting.append(message)
-                actions = []
+                actions = self._receive(message)
             case KVCacheLoaded(dispatch):
                 actions = self._join(dispatch, now)
             case StepDone(tokens):
@@ -75,6 +74,15 @@ class DecodingInstance:
             case _:
                 raise TypeError(f"{self.name} cannot handle {type(message).__name__}")
         return actions + self._load_waiting() + self._step()
+
+    def _receive(self, received: KVCacheReceived) -> list[Action]:
+        needed = self.limits.pages_for(received.request)
+        if needed > self.limits.pages:  # it would wait for ever, and all behind it
+            reason = f"needs {needed} pages, of which there are {self.limits.pages}"
+            failed = DecodingFailed(received.dispatch, self.name, reason)
+            return [DropKVCache(received.dispatch), Send(CONDUCTOR, failed)]
+        self.waiting.append(received)
+        return []
 
     def _load_waiting(self) -> list[Action]:
         actions = []

@@ -134,6 +134,14 @@ class ReplicateBlocks:
     target: tuple[Block, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CopyLost:
+    """The instance that was copying blocks here for this dispatch is gone."""
+
+    dispatch: int
+    reason: str
+
+
 # --- handled by a decoding instance
 
 
@@ -227,6 +235,14 @@ class CopyBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class AbandonCopy:
+    """Wait no longer for blocks of this dispatch. Answered by BlocksReplicated with the reason."""
+
+    dispatch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadKVCache:
     """Move the request's KVCache from host to device memory. Answered by KVCacheLoaded, or DecodingFailed."""
 
@@ -251,7 +267,7 @@ class DropKVCache:
 
 Message: TypeAlias = (
     Arrived | PrefillStarted | PrefillDone | PrefillFailed | BlocksReplicated | TokensDecoded | DecodingFailed
-    | NodeLost | Expired | Interrupted | StartPrefill | ReplicateBlocks | KVCacheReceived | KVCacheLoaded
-    | StepDone | StepFailed | Cancel
+    | NodeLost | Expired | Interrupted | StartPrefill | ReplicateBlocks | CopyLost | KVCacheReceived
+    | KVCacheLoaded | StepDone | StepFailed | Cancel
 )  # fmt: skip
-Action: TypeAlias = Send | Later | Report | RunPrefill | CopyBlocks | LoadKVCache | RunStep | DropKVCache
+Action: TypeAlias = Send | Later | Report | RunPrefill | CopyBlocks | AbandonCopy | LoadKVCache | RunStep | DropKVCache

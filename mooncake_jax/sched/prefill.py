@@ -8,10 +8,12 @@ of it may have stored blocks meanwhile.
 from mooncake_jax.cache.pool import Block
 from mooncake_jax.sched.messages import (
     CONDUCTOR,
+    AbandonCopy,
     Action,
     BlocksReplicated,
     Cancel,
     CopyBlocks,
+    CopyLost,
     Message,
     PrefillDone,
     PrefillFailed,
@@ -42,6 +44,8 @@ class PrefillInstance:
                 return [Send(CONDUCTOR, message), *self._start_next()]
             case ReplicateBlocks(dispatch, to, source, target):
                 return [CopyBlocks(dispatch, to, source, target)]
+            case CopyLost(dispatch, reason):
+                return [AbandonCopy(dispatch, reason)]
             case PrefillStarted():
                 return [Send(CONDUCTOR, message)]
             case PrefillDone():
