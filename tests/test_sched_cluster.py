@@ -10,7 +10,6 @@ from mooncake_jax.sched.decoding import DecodingLimits
 from mooncake_jax.sched.messages import CONDUCTOR, Cancel, CopyBlocks, Interrupted, NodeLost, Send
 from mooncake_jax.sched.serve import serve
 
-
 ROOMY = DecodingLimits(max_batch=4, pages=1000, page_size=BLOCK)
 
 
