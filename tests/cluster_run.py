@@ -2,10 +2,10 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,22 +53,17 @@ def finish(process, out):
 
 def replay(out, *flags, command=REPLAY):
     """Run to the end; asserts that no rank and no shared memory is left."""
-    before = unused_shared_memory()
-    run = finish(start(out, *flags, command=command), out)
+    process = start(out, *flags, command=command)
+    run = finish(process, out)
     assert not ranks(out), "ranks are left"
-    assert unused_shared_memory() <= before, "shared memory is left"
+    assert not left_behind(process), "files or shared memory are left"
     return run
 
 
-def unused_shared_memory():
-    """Shared memory that no process has mapped: other jobs may run beside this one."""
-    mapped = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            mapped |= set(re.findall(r"/dev/shm/\S+", (entry / "maps").read_text()))
-        except OSError:
-            continue
-    return {str(path) for path in Path("/dev/shm").rglob("*") if path.is_file()} - mapped
+def left_behind(launcher):
+    """What lies in the folders that this launcher gave to its ranks."""
+    name = f"mooncake_jax-{launcher.pid}-*"
+    return [path for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob(name)]
 
 
 def ranks(out):

@@ -16,6 +16,7 @@ from cluster_run import (
     REPLAY,
     finish,
     kill,
+    left_behind,
     ranks,
     replay,
     replayed_differences,
@@ -185,6 +186,7 @@ def test_ctrl_c_stops_all_ranks_within_5_s_and_keeps_what_completed(tmp_path):
     run = finish(process, tmp_path / "out")
     assert time.monotonic() - begun < 5
     assert not ranks(tmp_path / "out")
+    assert not left_behind(process)
     assert run.code == 130
     rows = run.rows()
     assert rows["quick"]["status"] == COMPLETED
@@ -210,6 +212,7 @@ def test_requests_of_a_dead_prefill_instance_are_served_by_the_other(tmp_path):
     assert late
     assert {(row["status"], row["prefill_instance"]) for row in late} == {(COMPLETED, "prefill1")}
     assert not ranks(tmp_path / "out")
+    assert not left_behind(process)
 
 
 @needs_ulfm

@@ -69,8 +69,9 @@ def run_ranks(ranks: int, arguments: list[str]) -> int:
     """
     with ExitStack() as stack:
         # Folders of our own, so that nothing is left of killed ranks: Open MPI's shared memory and session files.
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mooncake_jax-"))
-        shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="mooncake_jax-", dir=SHARED_MEMORY))
+        prefix = f"mooncake_jax-{os.getpid()}-"
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
+        shared = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=SHARED_MEMORY))
         code_file = Path(folder) / "exit_code"
         command = [*mpiexec_command(ranks, shared), sys.executable, "-m", "mooncake_jax", *arguments]
         environment = os.environ | _terminal() | {EXIT_CODE_FILE: str(code_file), "TMPDIR": folder}
