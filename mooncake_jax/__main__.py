@@ -29,12 +29,15 @@ def run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         print(f"mooncake-jax: there is no command {name!r}: use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    command = importlib.import_module(COMMANDS[name][0])
     try:
+        command = importlib.import_module(COMMANDS[name][0])
         if any(a in ("-h", "--help") for a in rest):
             print(f"mooncake-jax {name}: {COMMANDS[name][1]}\n{command.FLAGS.get_help()}")
             return 0
         return command.main(rest)
+    except KeyboardInterrupt:
+        print(f"mooncake-jax {name}: interrupted", file=sys.stderr)
+        return 130
     except (UsageError, flags.Error) as error:
         print(f"mooncake-jax {name}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

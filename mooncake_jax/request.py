@@ -28,6 +28,7 @@ class Request:
     temperature: float = 0.0  # 0: greedy
     ignore_eos: bool = False
     seed: int = 0
+    cache_salt: str = ""  # tenants with different salts share no blocks
 
 
 @dataclass(frozen=True, slots=True)

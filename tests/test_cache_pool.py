@@ -78,6 +78,15 @@ def test_a_lost_block_that_nobody_uses_gives_its_slot_back():
     assert pool.match([A, B]) == {"p0": 1}
 
 
+def test_what_lands_after_its_reservation_is_gone_is_not_found():
+    pool = KVCachePool({"p0": 2})
+    late = pool.reserve("p0", [A])
+    pool.release("p0", late)
+    pool.land("p0", late)
+    assert pool.match([A]) == {"p0": 0}
+    pool.check()
+
+
 def test_a_lost_node_is_forgotten_with_its_pins():
     pool = KVCachePool({"p0": 2, "p1": 2})
     held = pool.reserve("p0", [A])

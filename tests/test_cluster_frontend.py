@@ -43,9 +43,22 @@ def test_outputs_end_where_the_context_does():
 
 
 def test_keys_cover_the_full_blocks():
-    [keyed] = with_block_keys([request(10)], b"model", 4)
+    [keyed] = with_block_keys([request(10)], b"model", 4, LIMITS)
     assert keyed.block_keys == block_keys(range(1, 11), 4, root_key(b"model", 4))
     assert len(keyed.block_keys) == 2
+
+
+def test_salts_keep_tenants_apart():
+    tenants = [request(10, cache_salt=salt) for salt in ("", "a", "b", "a")]
+    keys = [keyed.block_keys[0] for keyed in with_block_keys(tenants, b"model", 4, LIMITS)]
+    assert keys[1] == keys[3]
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("token_id", [2**63, -(2**70)])
+def test_what_cannot_be_served_needs_no_keys(token_id):
+    [keyed] = with_block_keys([request(prompt_ids=(token_id,) * 10)], b"model", 4, LIMITS)
+    assert keyed.block_keys == ()
 
 
 def test_ids_need_no_tokenizer_and_text_does():

@@ -4,7 +4,6 @@ ranks.
 
 import dataclasses
 import json
-import os
 import random
 import signal
 import sys
@@ -52,6 +51,7 @@ def mixed(tmp_path_factory):
         prompt("first", 100, seed=1),
         prompt("empty", 0),
         prompt("foreign", 5) | {"prompt_ids": [1, 320, 2]},
+        prompt("huge", 5) | {"prompt_ids": [2**63] * 20},
         prompt("long", 2048, seed=2),
         prompt("nothing", 9, max_tokens=0),
         prompt("again", 100, seed=1, arrival_s=6.0),
@@ -62,13 +62,13 @@ def mixed(tmp_path_factory):
         prompt("to-the-end", 2040, seed=6, max_tokens=50, arrival_s=6.4),
     ]
     path = write_prompts(folder / "prompts.jsonl", prompts)
-    return replay(folder / "out", TINY, f"--prompts={path}", "--prefill_chunk=64")
+    return replay(folder / "out", TINY, f"--prompts={path}", "--prefill=1", "--prefill_chunk=64")
 
 
 def test_every_request_has_one_row_with_the_documented_keys(mixed):
     assert mixed.code == 0, mixed.stderr
     lines = (mixed.out / "requests.jsonl").read_text().splitlines()
-    assert len(lines) == len(mixed.rows()) == 11
+    assert len(lines) == len(mixed.rows()) == 12
     keys = [field.name for field in dataclasses.fields(Outcome)]
     assert all(list(json.loads(line)) == keys for line in lines)
 
@@ -79,6 +79,7 @@ def test_what_cannot_be_served_is_rejected_with_its_reason_and_the_rest_runs(mix
     assert reasons == {
         "empty": "the prompt is empty",
         "foreign": "token id 320 is out of the vocabulary of 320",
+        "huge": f"token id {2**63} is out of the vocabulary of 320",
         "long": "the prompt has 2048 tokens: with an output it must fit the context of 2048",
         "nothing": "max_tokens is 0: it must be at least 1",
     }
@@ -111,8 +112,8 @@ def test_terminal_shows_rows_and_summary(mixed):
         "prefill0 is ready",
         "to-the-end",
         "rejected",
-        "11 in",
-        "7 completed, 4 rejected, 0 failed",
+        "12 in",
+        "7 completed, 5 rejected, 0 failed",
         "goodput",
     ):
         assert part in mixed.stdout
@@ -282,6 +283,11 @@ TRACE_LINE = '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_id
         (["--prompts=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--trace={trace}", "--prompts={trace}"], "exclude one another"),
         (["--trace={trace}", "--length_scale=3"], "--length_scale=3"),
+        (["--limit=3"], "give --trace=FILE too"),
+        (["--prompts="], ": cannot be read"),
+        (["--prefill_chunk=4096"], "--prefill_chunk=4096 is above the model's context of 2048"),
+        (["--max_batch=100000"], "--max_batch=100000 requests need a page each"),
+        (["--request_timeout=inf"], "every request needs a deadline"),
     ],
 )
 def test_bad_input_ends_with_one_line_and_code_2(tmp_path, flags, complaint):
@@ -323,12 +329,23 @@ def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "used" / "requests.jsonl").write_text("")
     assert "already holds requests.jsonl" in replay(tmp_path / "used", TINY).stderr
 
+    assert "File name too long" in replay(tmp_path / ("x" * 300), TINY).stderr
+    assert "choose another folder" in replay("/proc/out", TINY).stderr
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_refused(tmp_path):
-    tmp_path.chmod(0o555)
-    run = replay(tmp_path / "out", TINY)
-    assert run.code == 2 and "cannot be written to" in run.stderr
+
+@needs_ulfm
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGKILL])
+def test_ranks_do_not_outlive_the_launcher(tmp_path, signum):
+    process = start(tmp_path / "out", TINY, f"--prompts={endless(tmp_path)}")
+    wait_for_message(process, tmp_path / "out", "TokensDecoded")
+    process.send_signal(signum)
+    process.wait(60)
+    deadline = time.monotonic() + 30
+    while ranks(tmp_path / "out"):
+        assert time.monotonic() < deadline, "ranks are left"
+        time.sleep(0.1)
+    if signum != signal.SIGKILL:
+        assert not left_behind(process)
 
 
 def test_an_unknown_command_is_refused():

@@ -104,8 +104,7 @@ class VirtualCluster:
                 self.push(now + seconds, to, BlocksReplicated(dispatch, to, target))
             case AbandonCopy(dispatch, reason):
                 self.push(now, node, BlocksReplicated(dispatch, node, (), reason))
-            case LoadKVCache(dispatch, request, _):
-                self.held.setdefault(node, {})[dispatch] = request
+            case LoadKVCache(dispatch):
                 self.push(now + 0.001, node, KVCacheLoaded(dispatch))
             case RunStep(batch):
                 self.push(now + COST.step(len(batch), 0), node, StepDone(tuple((d, 7) for d in batch), 0.0))
@@ -119,6 +118,7 @@ class VirtualCluster:
         reused = min(run.reuse * BLOCK, request.prompt_tokens - 1)
         seconds = COST.prefill(request.prompt_tokens, reused)
         self.push(now, node, PrefillStarted(run.dispatch, node, reused))
+        self.held.setdefault(run.decoding, {})[run.dispatch] = request  # its first pieces arrive while it is computed
         if request.id in self.failing:
             self.push(now + seconds, node, PrefillFailed(run.dispatch, node, "made to fail"))
             return

@@ -13,6 +13,7 @@ import pickle
 import queue
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -112,7 +113,7 @@ class Messenger:
         self._receiver = receiver
         self._queue: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
         self._wake = threading.Event()
-        self._closing = False
+        self._close_by: float | None = None
         self._outgoing: list[_Outgoing] = []
         self._incoming: list[_Incoming] = []
         self._peers: dict[int, _Peer] = {}
@@ -138,11 +139,12 @@ class Messenger:
         self._wake.set()
         return outgoing.done
 
-    def close(self, deadline_s: float = 2.5) -> None:
-        """Send what is queued, then stop receiving. Returns after deadline_s at the latest."""
-        self._closing = True
+    def close(self, deadline_s: float = 2.0) -> bool:
+        """Send what is queued, then stop receiving. False if the deadline came first: MPI must not be finalised."""
+        self._close_by = time.monotonic() + deadline_s
         self._wake.set()
-        self._thread.join(deadline_s)
+        self._thread.join(deadline_s + 1.0)
+        return not self._thread.is_alive() and not self._outgoing
 
     # All below runs on the messenger's thread.
 
@@ -152,7 +154,7 @@ class Messenger:
                 if rank != self._comm.Get_rank():
                     self._peers[rank] = _Peer(self._comm, rank)
             sleep = SHORTEST_SLEEP_S
-            while not (self._closing and self._queue.empty() and not self._outgoing):
+            while not self._closed():
                 moved = self._post_queued() + self._poll_outgoing() + self._poll_peers() + self._poll_incoming()
                 sleep = SHORTEST_SLEEP_S if moved else min(sleep * 1.3, LONGEST_SLEEP_S)
                 if self._wake.wait(sleep):
@@ -164,6 +166,11 @@ class Messenger:
         ) as error:  # told to the rank's main loop, which ends the rank: nobody would wait for a dead thread
             self.failure = error
             self._receiver.on_lost(self._comm.Get_rank())
+
+    def _closed(self) -> bool:
+        if self._close_by is None:
+            return False
+        return (self._queue.empty() and not self._outgoing) or time.monotonic() > self._close_by
 
     def _post_queued(self) -> int:
         posted = 0

@@ -94,11 +94,13 @@ class KVCachePool:
         return not entry.landed and entry.pins == 1
 
     def land(self, node: str, landed: Iterable[Block]) -> None:
-        """All bytes of these reserved blocks are in the node's store: from now on they are found."""
+        """All bytes of these blocks are in the node's store: if they still have their slots, they are found."""
         if node not in self._nodes:
             return
         for block in landed:
-            self._nodes[node].entries[block.key].landed = True
+            entry = self._nodes[node].entries.get(block.key)
+            if entry is not None and entry.slot == block.slot:
+                entry.landed = True
 
     def lose(self, node: str, lost: Iterable[Block]) -> None:
         """These blocks turned out unreadable: they are not found until they land again."""

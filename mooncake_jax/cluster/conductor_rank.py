@@ -1,6 +1,7 @@
 """Rank 0: Conductor, and the front end that feeds it requests and writes down how they end."""
 
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -128,6 +129,7 @@ class ConductorRank(Rank):
                 if rank == self.rank:
                     raise RuntimeError("the messenger failed") from self.messenger.failure
                 self._alive.discard(rank)
+                print(f"mooncake-jax: {self.nodes[rank]} is lost", file=sys.stderr, flush=True)
                 return False, NodeLost(self.nodes[rank])
             case Interrupt():
                 return False, self._interrupt()

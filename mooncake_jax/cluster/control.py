@@ -37,6 +37,7 @@ class Measured:
 @dataclass(frozen=True, slots=True)
 class Ready:
     node: str
+    fingerprint: bytes  # of the model it loaded
     slots: int  # of its block store; 0 for a decoding instance
     measured: Measured
 

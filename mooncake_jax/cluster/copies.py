@@ -23,6 +23,7 @@ class BlockCopies:
         self.node, self._store, self._links, self._post = node, store, links, post
         self._thread = ThreadPoolExecutor(1, "copies")
         self._layers_left: dict[int, int] = {}  # by dispatch, of what is landing here
+        self._abandoned: set[int] = set()  # their late layers must not touch slots that are given away
 
     # --- at the source
 
@@ -58,9 +59,15 @@ class BlockCopies:
 
     def abandon(self, dispatch: int, reason: str) -> None:
         """No more layers will come. Answered after those that did come are stored: their slots are given away then."""
-        self._thread.submit(self._finish, dispatch, (), reason)
+        self._thread.submit(self._abandon, dispatch, reason)
+
+    def _abandon(self, dispatch: int, reason: str) -> None:
+        self._abandoned.add(dispatch)
+        self._finish(dispatch, (), reason)
 
     def _store_layer(self, header: BlocksLayer, kv: np.ndarray) -> None:
+        if header.dispatch in self._abandoned:
+            return
         layout, slots = self._store.layout, [block.slot for block in header.target]
         if header.dispatch not in self._layers_left:
             self._layers_left[header.dispatch] = layout.layers

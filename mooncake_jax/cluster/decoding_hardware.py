@@ -47,7 +47,7 @@ class DecodingHardware:
         self._thread = ThreadPoolExecutor(1, "decoding")  # loads and steps in the order they were asked for
         self._lock = threading.Lock()
         self._arrivals: dict[int, _Arrival] = {}
-        self._dropped: set[int] = set()  # their late pieces are thrown away
+        self._dropped: set[int] = set()  # given up before they were loaded: their late pieces are thrown away
 
     def perform(self, action: Action) -> None:
         match action:
@@ -71,7 +71,8 @@ class DecodingHardware:
         except Exception as error:
             self._post(DecodingFailed(load.dispatch, self.node, f"{type(error).__name__}: {error}"))
         else:
-            self._forget(load.dispatch)
+            with self._lock:
+                del self._arrivals[load.dispatch]
             self._post(KVCacheLoaded(load.dispatch))
 
     def _step(self, batch: tuple[int, ...]) -> None:
@@ -86,9 +87,7 @@ class DecodingHardware:
     def _drop(self, dispatch: int) -> None:
         if dispatch in self._engine:
             self._engine.leave(dispatch)
-        self._forget(dispatch)
-
-    def _forget(self, dispatch: int) -> None:
+            return
         with self._lock:
             self._arrivals.pop(dispatch, None)
             self._dropped.add(dispatch)

@@ -63,12 +63,22 @@ def _request(prompt: Prompt, tokenizer: Tokenizer | None, seed: int) -> Request:
         temperature=prompt.temperature,
         ignore_eos=prompt.ignore_eos,
         seed=seed,
+        cache_salt=prompt.cache_salt,
     )
 
 
-def with_block_keys(requests: Iterable[Request], fingerprint: bytes, block_size: int) -> list[Request]:
-    root = root_key(fingerprint, block_size)
-    return [dataclasses.replace(r, block_keys=block_keys(r.prompt_ids, block_size, root)) for r in requests]
+def with_block_keys(
+    requests: Iterable[Request], fingerprint: bytes, block_size: int, limits: ServingLimits
+) -> list[Request]:
+    """Requests with the keys of their full blocks; those that cannot be served stay without."""
+
+    def keyed(request: Request) -> Request:
+        if limits.why_invalid(request) is not None:
+            return request
+        root = root_key(fingerprint, block_size, request.cache_salt)
+        return dataclasses.replace(request, block_keys=block_keys(request.prompt_ids, block_size, root))
+
+    return [keyed(request) for request in requests]
 
 
 def within_context(requests: Iterable[Request], max_context: int) -> list[Request]:

@@ -22,6 +22,7 @@ from mooncake_jax.cluster.record import Recorded
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.catalog import resolve
 from mooncake_jax.model.loading import LoadedModel, load_model
+from mooncake_jax.model.sources import model_fingerprint
 from mooncake_jax.parallel.compiling import enable_compile_cache
 from mooncake_jax.parallel.decoding import DecodingEngine
 from mooncake_jax.parallel.prefill import PrefillEngine
@@ -88,13 +89,17 @@ class InstanceRank(Rank):
     def _become(self, setup: Setup) -> tuple[Actor, Ready]:
         config = setup.config
         enable_compile_cache(Path(config.model_dir) / "compiled")
-        model = load_model(resolve(config.model, Path(config.model_dir)), config.dtype)
+        path = resolve(config.model, Path(config.model_dir))
+        model, fingerprint = load_model(path, config.dtype), model_fingerprint(path, config.dtype)
         layout = config.block_layout(model.config)
         if self.node in config.prefill_nodes:
-            return self._become_prefill(setup, model, layout)
-        return self._become_decoding(config, model, layout)
+            actor, slots, measured = self._become_prefill(setup, model, layout)
+        else:
+            actor, slots, measured = self._become_decoding(config, model, layout)
+        return actor, Ready(self.node, fingerprint, slots, measured)
 
-    def _become_prefill(self, setup: Setup, model: LoadedModel, layout: BlockLayout) -> tuple[Actor, Ready]:
+    def _become_prefill(self, setup: Setup, model: LoadedModel, layout: BlockLayout) -> tuple[Actor, int, Measured]:
+        """The actor, the slots of its block store, and what was measured."""
         config = setup.config
         engine = PrefillEngine(model, config.prefill_chunk)
         engine.warm_up(max(setup.longest_prompt, 1))
@@ -102,17 +107,21 @@ class InstanceRank(Rank):
         points = measure_prefill(engine, layout, config.prefill_chunk, shape.max_context, shape.vocab_size)
         measured = Measured(prefill=points, transfer=measure_transfer(self, config.decoding_nodes[0]))
         slots = (config.dram_mib << 20) // layout.nbytes
-        store = BlockStore(slots, layout)
+        try:
+            store = BlockStore(slots, layout)
+        except MemoryError:
+            raise UsageError(f"--dram_mib={config.dram_mib}: this machine does not have so much; lower it") from None
         self.hardware = PrefillHardware(self.node, engine, store, self, self.post)
-        return PrefillInstance(self.node), Ready(self.node, slots, measured)
+        return PrefillInstance(self.node), slots, measured
 
-    def _become_decoding(self, config: ClusterConfig, model: LoadedModel, layout: BlockLayout) -> tuple[Actor, Ready]:
+    def _become_decoding(
+        self, config: ClusterConfig, model: LoadedModel, layout: BlockLayout
+    ) -> tuple[Actor, int, Measured]:
         engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
         engine.warm_up()
         measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
         self.hardware = DecodingHardware(self.node, engine, layout, self.post)
-        actor = decoding_instance(self.node, config, stop_ids(model.tokenizer))
-        return actor, Ready(self.node, 0, measured)
+        return decoding_instance(self.node, config, stop_ids(model.tokenizer)), 0, measured
 
     def _clock_offset(self, host: str) -> float:
         """What to add to this rank's monotonic clock to get rank 0's, from the quickest of a few round trips."""

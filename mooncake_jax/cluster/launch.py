@@ -6,6 +6,7 @@ Open MPI is always run with ULFM, so that the other ranks live on when one dies;
 stop (SIGUSR1, forwarded by mpiexec) and kills what has not stopped in time.
 """
 
+import ctypes
 import os
 import shutil
 import signal
@@ -33,6 +34,11 @@ class RanksDied(Exception):
 
 def under_mpi() -> bool:
     return any(name in os.environ for name in RANK_VARIABLES)
+
+
+def launched() -> bool:
+    """Whether our launcher started this rank, and has checked and said what it had to."""
+    return EXIT_CODE_FILE in os.environ
 
 
 def find_mpiexec() -> str:
@@ -67,6 +73,7 @@ def run_ranks(ranks: int, arguments: list[str]) -> int:
 
     Raises RanksDied if rank 0 left none.
     """
+    _remove_leftovers()
     with ExitStack() as stack:
         # Folders of our own, so that nothing is left of killed ranks: Open MPI's shared memory and session files.
         prefix = f"mooncake_jax-{os.getpid()}-"
@@ -75,9 +82,7 @@ def run_ranks(ranks: int, arguments: list[str]) -> int:
         code_file = Path(folder) / "exit_code"
         command = [*mpiexec_command(ranks, shared), sys.executable, "-m", "mooncake_jax", *arguments]
         environment = os.environ | _terminal() | {EXIT_CODE_FILE: str(code_file), "TMPDIR": folder}
-        job = subprocess.Popen(command, start_new_session=True, env=environment)
-        stopped = _wait(job, code_file)
-        _kill_session(job.pid)
+        stopped = _run_job(command, environment, code_file)
         code = int(code_file.read_text()) if code_file.exists() else None
     if stopped:
         return 128 + signal.SIGINT
@@ -97,19 +102,27 @@ def leave_exit_code(code: int) -> None:
         partial.replace(path)
 
 
-def _wait(job: subprocess.Popen, code_file: Path) -> bool:
-    """Until mpiexec ends, or overstays rank 0's end or a Ctrl-C; returns whether the user stopped it."""
+def _run_job(command: list[str], environment: dict[str, str], code_file: Path) -> bool:
+    """Run mpiexec to its end; returns whether the user stopped it."""
     stopped_at: list[float] = []
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda *_: stopped_at.append(time.monotonic()))
+    job = subprocess.Popen(command, start_new_session=True, env=environment, preexec_fn=_die_with_parent)
+    try:
+        _wait(job, code_file, stopped_at)
+    finally:
+        _kill_session(job.pid)
+    return bool(stopped_at)
 
-    def on_stop(_signum, _frame):
-        stopped_at.append(time.monotonic())
-        job.send_signal(STOP_SIGNAL)
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, on_stop)
-    ended_at = None
+def _wait(job: subprocess.Popen, code_file: Path, stopped_at: list[float]) -> None:
+    """Until mpiexec ends, or is killed for overstaying rank 0's end or the user's wish to stop."""
+    ended_at, asked = None, 0
     while job.poll() is None:
         now = time.monotonic()
+        if len(stopped_at) > asked:
+            asked = len(stopped_at)
+            job.send_signal(STOP_SIGNAL)
         if ended_at is None and code_file.exists():
             ended_at = now
         if (stopped_at and now > stopped_at[0] + STOP_GRACE_S) or (
@@ -117,7 +130,32 @@ def _wait(job: subprocess.Popen, code_file: Path) -> bool:
         ):
             _kill_session(job.pid)
         time.sleep(0.05)
-    return bool(stopped_at)
+
+
+def _die_with_parent() -> None:
+    """In the child: if the launcher is killed, mpiexec is asked to end, and ends its ranks (Linux only)."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def _remove_leftovers() -> None:
+    """Folders of launchers that were killed before they could remove them."""
+    for folder in (SHARED_MEMORY, tempfile.gettempdir()):
+        for path in Path(folder or "/nowhere").glob("mooncake_jax-*-*"):
+            pid = path.name.split("-")[1]
+            if pid.isdigit() and not _is_running(int(pid)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _terminal() -> dict[str, str]:

@@ -6,7 +6,7 @@ whole.
 
 import dataclasses
 import json
-import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,16 +19,19 @@ FILES = ("requests.jsonl", "events.jsonl", "summary.json")
 
 def check_writable(out: Path) -> None:
     """Raise UsageError if results cannot be written to this folder, or lie there already. Leaves nothing behind."""
-    taken = [name for name in FILES if (out / name).exists()]
+    try:
+        taken = [name for name in FILES if (out / name).exists()]
+        folder = out
+        while not folder.exists():
+            folder = folder.parent
+        if not taken and folder.is_dir():
+            tempfile.TemporaryDirectory(dir=folder).cleanup()  # asking for permissions is not enough: root has them all
+    except OSError as error:
+        raise UsageError(f"--out={out}: {error.strerror}; choose another folder") from None
     if taken:
         raise UsageError(f"--out={out} already holds {taken[0]}: choose another folder, or remove it")
-    folder = out
-    while not folder.exists():
-        folder = folder.parent
     if not folder.is_dir():
         raise UsageError(f"--out={out}: {folder} is a file; name a folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--out={out}: {folder} cannot be written to; choose another folder")
 
 
 class Results:

@@ -17,6 +17,7 @@ class Plan:
 
     config: ClusterConfig
     model: LlamaConfig
+    fingerprint: bytes
     tokenizer: Tokenizer | None
     requests: list[Request]
     limits: ServingLimits

@@ -18,7 +18,7 @@ from absl import flags
 
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
-from mooncake_jax.cluster.launch import RanksDied, run_ranks, under_mpi
+from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
 from mooncake_jax.cluster.results import check_writable
 from mooncake_jax.commands.plan import Plan
 from mooncake_jax.errors import UsageError
@@ -32,7 +32,8 @@ from mooncake_jax.workload.trace import read_trace, trace_requests
 
 FLAGS = flags.FlagValues()
 MPI_START_DEADLINE_S = 60
-WORKLOAD_FLAGS = ("prompts", "trace", "limit", "length_scale", "time_scale", "interval_s", "seed")
+TRACE_FLAGS = ("limit", "length_scale", "time_scale")
+WORKLOAD_FLAGS = ("prompts", "trace", *TRACE_FLAGS, "interval_s", "seed")
 
 
 def _define() -> None:
@@ -81,8 +82,12 @@ def main(arguments: list[str]) -> int:
         run_rank = importlib.import_module("mooncake_jax.commands.replay_rank").run_rank  # importing it starts MPI
         return run_rank(make_plan)
     plan = make_plan()
+    ranks = len(plan.config.nodes)
+    print(
+        f"starting {ranks} ranks, which load {FLAGS.model}: Conductor, {', '.join(plan.config.nodes[1:])}", flush=True
+    )
     try:
-        return run_ranks(len(plan.config.nodes), ["replay", *arguments, f"--out={plan.out}"])
+        return run_ranks(ranks, ["replay", *arguments, f"--out={plan.out}"])
     except RanksDied as error:
         kept = f"; what had ended by then is in {plan.out}" if plan.out.exists() else ""
         print(f"mooncake-jax replay: {error}{kept}", file=sys.stderr)
@@ -107,20 +112,29 @@ def make_plan(ranks: int | None = None) -> Plan:
     if not requests:
         raise UsageError("the workload holds no request")
     requests = within_context(requests, model.max_context)
-    keyed = with_block_keys(requests, model_fingerprint(path, config.dtype), config.block_size)
     limits = ServingLimits(model.max_context, model.vocab_size, config.decoding_pages * config.block_size)
-    return Plan(config, model, tokenizer, keyed, limits, out, {name: FLAGS[name].value for name in WORKLOAD_FLAGS})
+    fingerprint = model_fingerprint(path, config.dtype)
+    keyed = with_block_keys(requests, fingerprint, config.block_size, limits)
+    workload = {name: FLAGS[name].value for name in WORKLOAD_FLAGS}
+    return Plan(config, model, fingerprint, tokenizer, keyed, limits, out, workload)
 
 
 def _check_flags() -> None:
     if FLAGS.prompts is not None and FLAGS.trace is not None:
         raise UsageError(f"--prompts={FLAGS.prompts} and --trace={FLAGS.trace} exclude one another: give one of them")
+    for name in TRACE_FLAGS:
+        if FLAGS[name].present and FLAGS.trace is None:
+            raise UsageError(f"--{name}={FLAGS[name].value} says how to replay a trace: give --trace=FILE too")
+    if FLAGS["interval_s"].present and FLAGS.trace is not None:
+        raise UsageError(f"--interval_s={FLAGS.interval_s} is for prompts, a trace has its own times: use --time_scale")
     for name in ("prefill", "decode", "prefill_chunk", "block_size", "dram_mib", "device_kv_tokens", "max_batch"):
         if FLAGS[name].value < 1:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
     for name in ("ttft_slo", "tbt_slo", "request_timeout"):
         if not FLAGS[name].value > 0:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be above 0 seconds")
+    if math.isinf(FLAGS.request_timeout):
+        raise UsageError("--request_timeout=inf: every request needs a deadline; name a number of seconds")
 
 
 def _config() -> ClusterConfig:
@@ -143,15 +157,25 @@ def _check_memory(config: ClusterConfig, model: LlamaConfig) -> None:
             f"--dram_mib={config.dram_mib} does not hold one block of --block_size={config.block_size} tokens "
             f"({block / 2**20:.1f} MiB): raise the first or lower the second"
         )
-    if config.decoding_pages < 1:
+    if config.prefill_chunk > model.max_context:
         raise UsageError(
-            f"--device_kv_tokens={config.device_kv_tokens} is below --block_size={config.block_size}: raise it"
+            f"--prefill_chunk={config.prefill_chunk} is above the model's context of {model.max_context}: lower it"
+        )
+    if config.max_batch > config.decoding_pages:
+        raise UsageError(
+            f"--max_batch={config.max_batch} requests need a page each, and "
+            f"--device_kv_tokens={config.device_kv_tokens} makes {config.decoding_pages} of "
+            f"--block_size={config.block_size}: lower the first or raise the second"
         )
 
 
 def _requests(model: LlamaConfig, tokenizer: Tokenizer | None) -> list[Request]:
     if FLAGS.trace is None:
-        prompts = read_prompts(FLAGS.prompts, FLAGS.interval_s) if FLAGS.prompts else builtin_prompts(FLAGS.interval_s)
+        prompts = (
+            read_prompts(FLAGS.prompts, FLAGS.interval_s)
+            if FLAGS.prompts is not None
+            else builtin_prompts(FLAGS.interval_s)
+        )
         return tokenise(prompts, tokenizer, FLAGS.seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -163,6 +187,6 @@ def _requests(model: LlamaConfig, tokenizer: Tokenizer | None) -> list[Request]:
             time_scale=FLAGS.time_scale,
             block_size=FLAGS.block_size,
         )
-    for warning in caught:
+    for warning in caught if not launched() else ():
         print(f"mooncake-jax replay: warning: {warning.message}", file=sys.stderr)
     return requests

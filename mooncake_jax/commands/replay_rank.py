@@ -29,20 +29,21 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 def run_rank(make_plan: Callable[[int], Plan]) -> NoReturn:
     """Called under an alarm, which ends once all ranks have met."""
     comm = MPI.COMM_WORLD
+    quiet = False  # whether nothing of this rank is under way in MPI
     try:
         rank: Rank = ConductorRank(comm) if comm.Get_rank() == 0 else InstanceRank(comm)
         signal.alarm(0)
         code = _conduct(rank, make_plan) if isinstance(rank, ConductorRank) else rank.run()
-        rank.messenger.close()
+        quiet = rank.messenger.close()
     except Exception as error:
         _complain(f"rank {comm.Get_rank()}: {type(error).__name__}: {error}")
         code = EXIT_FAILED
     if comm.Get_rank() == 0:
         leave_exit_code(code)
-    _leave(code)
+    _leave(code, quiet)
 
 
-def _leave(code: int) -> NoReturn:
+def _leave(code: int, quiet: bool) -> NoReturn:
     """End MPI in good order, by force after a deadline: a dead peer or a thread that still computes must not keep the
     rank.
     """
@@ -50,6 +51,8 @@ def _leave(code: int) -> NoReturn:
     # Not a thread's timer: MPI_Finalize may wait for a dead peer without letting other threads run.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LEAVE_DEADLINE_S)
+    if not quiet:  # MPI may not be finalised under a thread that still calls it, nor with sends that nobody takes
+        os._exit(code)
     MPI.Finalize()
     if "Open MPI" in MPI.Get_library_version():
         os._exit(code)
@@ -65,6 +68,7 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         plan = make_plan(rank.messenger.ranks)
         ready = rank.set_up(plan.config, plan.longest_prompt, say=lambda line: print(line, flush=True))
         results = Results(plan.out, plan.tokenizer.decode if plan.tokenizer is not None else None)
+        _check_models(plan, ready)
         settings = _settings(plan, ready)
         with Progress(len(plan.requests)) as progress:
             duration = rank.run(settings.conductor(), plan.requests, plan.limits, results, progress)
@@ -80,6 +84,15 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
     finally:
         rank.stop(results)
     return _report(plan, settings, results, duration, rank.interrupted)
+
+
+def _check_models(plan: Plan, ready: dict[str, Ready]) -> None:
+    """KVCache of one model means nothing to another, and hosts may hold different files under one name."""
+    for node, message in ready.items():
+        if message.fingerprint != plan.fingerprint:
+            raise UsageError(
+                f"{node} has loaded other weights than rank 0: --model={plan.config.model} must be the same"
+            )
 
 
 def _settings(plan: Plan, ready: dict[str, Ready]) -> ActorSettings:

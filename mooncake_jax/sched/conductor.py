@@ -155,12 +155,15 @@ class Conductor:
         queue = self.view.prefill.get(message.node)
         if queue is not None and queue.estimates.pop(message.dispatch, None) is not None:
             queue.running_since = None
-        actions = []
+        actions: list[Action] = []
         if isinstance(message, PrefillDone):
             self.view.pool.lose(message.node, message.lost)
             self.view.pool.land(message.node, message.stored)
         else:
-            actions = self._end(self._current(message.dispatch), FAILED, f"{message.node}: {message.reason}")
+            entry = self._current(message.dispatch)
+            if entry is not None and self._alive(attempt.decoding):  # it may hold KVCache that will never be whole
+                actions.append(Send(attempt.decoding, Cancel(message.dispatch)))
+            actions += self._end(entry, FAILED, f"{message.node}: {message.reason}")
         self._settle(message.dispatch)
         return actions
 

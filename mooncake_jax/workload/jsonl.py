@@ -3,6 +3,7 @@
 Knows nothing of what the objects mean.
 """
 
+import codecs
 import json
 import os
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ def read_objects(path: str | os.PathLike, limit: int | None = None) -> Iterator[
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.isspace():
                     continue
                 yield number, _parse(path, number, line)

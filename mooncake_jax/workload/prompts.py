@@ -16,7 +16,7 @@ from mooncake_jax.workload.checks import is_number, require
 from mooncake_jax.workload.jsonl import field_error, line_error, read_objects
 
 SOURCES = ("prompt", "messages", "prompt_ids")
-OPTIONS = ("max_tokens", "temperature", "ignore_eos", "arrival_s")
+OPTIONS = ("max_tokens", "temperature", "ignore_eos", "cache_salt", "arrival_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Prompt:
     max_tokens: int = 32
     temperature: float = 0.0
     ignore_eos: bool = False
+    cache_salt: str = ""
 
 
 def read_prompts(path: str | os.PathLike, interval_s: float) -> list[Prompt]:
@@ -107,6 +108,7 @@ def _is_message(value: object) -> bool:
 
 
 RULES = {
+    "cache_salt": (_is_text, "a string"),
     "id": (lambda value: _is_text(value) and value != "", "a string that is not empty"),
     "prompt": (_is_text, "a string of valid Unicode"),
     "messages": (
