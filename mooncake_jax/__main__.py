@@ -13,6 +13,9 @@ from mooncake_jax.errors import UsageError
 # name -> (module, what it does); modules are imported only when their command runs: jax takes seconds to load.
 COMMANDS = {
     "replay": ("mooncake_jax.commands.replay", "serve prompts or a trace on a cluster of MPI ranks"),
+    "models": ("mooncake_jax.commands.models", "list the models known by name, and what each takes"),
+    "convert": ("mooncake_jax.commands.convert", "turn a GGUF file or an HF folder into Orbax checkpoints"),
+    "plan": ("mooncake_jax.commands.plan_cluster", "what a model costs on a cluster's devices, without its weights"),
     "fetch-model": ("mooncake_jax.commands.fetch_model", "bring a small model with real weights to this machine"),
 }
 

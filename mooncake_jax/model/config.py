@@ -1,12 +1,12 @@
 """The shape of a LLaMA model, and nothing of its weights.
 
-Read from a Hugging Face config.json here, from GGUF metadata in gguf.py. Knows nothing of JAX, so that a rank which
-only schedules can read it.
+Read from a Hugging Face config.json here, from GGUF metadata in gguf.py; those of well-known models are in
+architectures.py. Knows nothing of JAX, so that a rank which only schedules can read it.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,12 @@ import numpy as np
 from mooncake_jax.errors import UsageError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+_LLAMA3_FIELDS = {
+    "factor": float,
+    "low_freq_factor": float,
+    "high_freq_factor": float,
+    "original_max_position_embeddings": int,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,13 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class RopeDivisors:
+    """What each rotary frequency is divided by, as a GGUF carries it: D/2 numbers, 1 where a frequency is kept."""
+
+    divisors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +51,18 @@ class LlamaConfig:
     num_kv_heads: int
     head_dim: int
     rope_theta: float
-    rope_scaling: RopeScaling | None
+    rope_scaling: RopeScaling | RopeDivisors | None
     rms_norm_eps: float
     tie_word_embeddings: bool
     max_context: int
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the model has; a tied head counts once."""
+        width, query, keys = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = 2 * width * (query + keys) + 3 * width * self.intermediate_size + 2 * width
+        ends = (1 if self.tie_word_embeddings else 2) * self.vocab_size * width + width
+        return ends + self.num_layers * layer
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of KVCache that one token occupies, all layers together; dtype as in DTYPE_BYTES."""
@@ -51,7 +72,32 @@ class LlamaConfig:
         """Radians that each pair of a head's dimensions turns by from one token to the next: float32 [D/2]."""
         exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
         frequencies = np.float32(1.0) / np.power(np.float32(self.rope_theta), exponents)
-        return frequencies if self.rope_scaling is None else _scale_frequencies(frequencies, self.rope_scaling)
+        match self.rope_scaling:
+            case None:
+                return frequencies
+            case RopeDivisors(divisors):
+                return frequencies / np.asarray(divisors, np.float32)
+            case scaling:
+                return _scale_frequencies(frequencies, scaling)
+
+    def to_hf(self) -> dict[str, Any]:
+        """The contents of an HF config.json that from_hf reads back as this very config."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": _rope_to_hf(self.rope_scaling),
+            "rms_norm_eps": self.rms_norm_eps,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "max_position_embeddings": self.max_context,
+        }
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any], origin: str = "config.json") -> "LlamaConfig":
@@ -76,11 +122,11 @@ class LlamaConfig:
             tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
             max_context=_size(data, "max_position_embeddings", origin, 2048),
         )
-        config.refuse_odd_heads(origin)
+        config.refuse_odd_shapes(origin)
         return config
 
-    def refuse_odd_heads(self, origin: str) -> None:
-        """Raises UsageError unless the query heads share the KV heads evenly and a head has pairs of dimensions."""
+    def refuse_odd_shapes(self, origin: str) -> None:
+        """Raises UsageError unless the query heads share the KV heads evenly and RoPE fits a head's dimensions."""
         if self.num_heads % self.num_kv_heads:
             raise UsageError(
                 f"{origin}: {self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly; "
@@ -88,6 +134,11 @@ class LlamaConfig:
             )
         if self.head_dim % 2:
             raise UsageError(f"{origin}: head_dim is {self.head_dim}, but RoPE turns pairs; use an even head_dim")
+        if isinstance(self.rope_scaling, RopeDivisors) and len(self.rope_scaling.divisors) != self.head_dim // 2:
+            raise UsageError(
+                f"{origin}: {len(self.rope_scaling.divisors)} RoPE divisors for a head_dim of {self.head_dim}; "
+                "use a file with one for each pair of dimensions"
+            )
 
 
 def _scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
@@ -116,23 +167,27 @@ def _size(data: Mapping[str, Any], field: str, origin: str, default: int | None 
     return value
 
 
-def _rope(data: Mapping[str, Any], origin: str) -> tuple[float, RopeScaling | None]:
+def _rope(data: Mapping[str, Any], origin: str) -> tuple[float, RopeScaling | RopeDivisors | None]:
     """Theta and scaling from rope_parameters (transformers 5) or rope_theta and rope_scaling (before)."""
     new = data.get("rope_parameters") or {}
     rope = new or data.get("rope_scaling") or {}
-    theta = new.get("rope_theta", data.get("rope_theta", 10000.0))
+    theta = float(new.get("rope_theta", data.get("rope_theta", 10000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return float(theta), None
-    if kind != "llama3":
-        raise UsageError(f"{origin}: RoPE scaling {kind!r} is not supported; use a model with 'default' or 'llama3'")
     try:
-        scaling = RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
-        )
+        if kind == "default":
+            return theta, None
+        if kind == "llama3":
+            return theta, RopeScaling(**{name: as_type(rope[name]) for name, as_type in _LLAMA3_FIELDS.items()})
+        if kind == "divisors":
+            return theta, RopeDivisors(tuple(map(float, rope["divisors"])))
     except KeyError as missing:
-        raise UsageError(f"{origin}: llama3 RoPE scaling lacks {missing}; take the model's original file") from None
-    return float(theta), scaling
+        raise UsageError(f"{origin}: {kind} RoPE scaling lacks {missing}; take the model's original file") from None
+    raise UsageError(f"{origin}: RoPE scaling {kind!r} is not supported; use a model with 'default' or 'llama3'")
+
+
+def _rope_to_hf(scaling: RopeScaling | RopeDivisors | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    # HF has no name for bare divisors: "divisors" is ours, for checkpoints made from a GGUF.
+    kind = "divisors" if isinstance(scaling, RopeDivisors) else "llama3"
+    return {"rope_type": kind, **asdict(scaling)}

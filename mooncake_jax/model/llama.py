@@ -5,12 +5,17 @@ travel into jax.jit: traversing NNX modules at every step costs more than the st
 `nnx.merge` happens at tracing time only.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.layers import LlamaLayer, RMSNorm
+
+Params = dict[str, Any]  # nested by submodule, arrays (or their shapes and dtypes) at the leaves
 
 
 class Embedder(nnx.Module):
@@ -44,3 +49,20 @@ class Llama(nnx.Module):
 def abstract_llama(config: LlamaConfig, dtype: jnp.dtype) -> Llama:
     """A Llama whose parameters have shapes and dtypes but no memory."""
     return nnx.eval_shape(lambda: Llama(config, dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class LlamaParts:
+    """A model in two kinds of parts, split: graph definitions, and parameters without memory. All layers are equal."""
+
+    embedder_def: nnx.GraphDef
+    embedder: Params
+    layer_def: nnx.GraphDef
+    layer: Params
+
+
+def abstract_parts(config: LlamaConfig, dtype: jnp.dtype) -> LlamaParts:
+    """The parts of abstract_llama, without making every layer."""
+    embedder_def, embedder = nnx.split(nnx.eval_shape(lambda: Embedder(config, dtype)))
+    layer_def, layer = nnx.split(nnx.eval_shape(lambda: LlamaLayer(config, dtype)))
+    return LlamaParts(embedder_def, nnx.to_pure_dict(embedder), layer_def, nnx.to_pure_dict(layer))

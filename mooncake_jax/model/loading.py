@@ -1,18 +1,21 @@
 """A model ready for the engines: graph definitions and plain parameter dictionaries, split once."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import jax.numpy as jnp
 from flax import nnx
 
+from mooncake_jax.model.checkpoint import CheckpointFolder
 from mooncake_jax.model.config import LlamaConfig
-from mooncake_jax.model.sources import open_source, source_fingerprint, source_tokenizer
+from mooncake_jax.model.dummy import DummyModel
+from mooncake_jax.model.dummy_weights import DummyReader
+from mooncake_jax.model.llama import Params, abstract_parts
+from mooncake_jax.model.placement import Part, Placement, placed
+from mooncake_jax.model.sources import Location, ModelSource, check_dtype, open_source
 from mooncake_jax.model.tokenizer import Tokenizer
-from mooncake_jax.model.weights import fill_llama
-
-Params = dict[str, Any]  # nested by submodule, arrays at the leaves
+from mooncake_jax.model.weights import TensorReader
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,24 +29,57 @@ class LoadedModel:
     embedder: Params
     layers: tuple[Params, ...]
     tokenizer: Tokenizer | None
-    fingerprint: bytes  # model_fingerprint
 
 
-def load_model(path: Path, dtype: str) -> LoadedModel:
-    """Loads a GGUF file or an HF folder as dtype, float32 or bfloat16. Raises UsageError naming what is wrong."""
-    source = open_source(path)
-    fingerprint = source_fingerprint(source, dtype)
-    config = source.config()
-    llama = fill_llama(config, source, jnp.dtype(dtype))
-    embedder_def, embedder = nnx.split(llama.embedder)
-    split_layers = [nnx.split(layer) for layer in llama.layers]
+class PartReader(Protocol):
+    """Gives a model's parameters part by part."""
+
+    def read(self, part: Part, abstract: Params) -> Params:
+        """The part's parameters, placed and in dtype as abstract says. Raises UsageError naming what is wrong."""
+
+
+def load_model(location: Location, dtype: str, placement: Placement | None = None) -> LoadedModel:
+    """Loads the model at location (catalog.resolve) as dtype, float32 or bfloat16.
+
+    placement says how each parameter lies on the devices; by default all lie on the first one. Host memory peaks at
+    what this process's devices hold and one tensor more (one part, and Orbax's cache, for Orbax checkpoints); dummy
+    weights take on the device what making the largest one needs. Raises UsageError naming what is wrong.
+    """
+    source = open_source(location)
+    config, parts = source.config(), read_parts(source, dtype, placement)
+    abstract = abstract_parts(config, jnp.dtype(dtype))
+    _, embedder = next(parts)
     return LoadedModel(
         config=config,
         dtype=jnp.dtype(dtype),
-        embedder_def=embedder_def,
-        layer_def=split_layers[0][0],
-        embedder=nnx.to_pure_dict(embedder),
-        layers=tuple(nnx.to_pure_dict(state) for _, state in split_layers),
-        tokenizer=source_tokenizer(source),
-        fingerprint=fingerprint,
+        embedder_def=abstract.embedder_def,
+        layer_def=abstract.layer_def,
+        embedder=embedder,
+        layers=tuple(layer for _, layer in parts),
+        tokenizer=source.tokenizer(),
     )
+
+
+def read_parts(source: ModelSource, dtype: str, placement: Placement | None = None) -> Iterator[tuple[Part, Params]]:
+    """The model's embedder, then its layers in order, each read when it is asked for. Raises UsageError."""
+    check_dtype(dtype)
+    config, reader = source.config(), _reader(source)
+    abstract = abstract_parts(config, jnp.dtype(dtype))
+    embedder: Part = ("embedder",)
+    yield embedder, reader.read(embedder, placed(embedder, abstract.embedder, placement))
+    for i in range(config.num_layers):
+        part: Part = ("layers", i)
+        yield part, reader.read(part, placed(part, abstract.layer, placement))
+
+
+def _reader(source: ModelSource) -> PartReader:
+    match source:
+        case DummyModel():
+            return DummyReader(source)
+        case CheckpointFolder():
+            # Here, because Orbax takes half a second to import, which other models need not pay.
+            from mooncake_jax.model.orbax_arrays import CheckpointReader
+
+            return CheckpointReader(source)
+        case _:
+            return TensorReader(source)

@@ -1,10 +1,9 @@
 """Weights and configuration from a Hugging Face folder: config.json and safetensors, in one file or in shards with an
 index.
 
-Tensors are read one by one. Knows nothing of JAX.
+Only the slices asked for are read. Knows nothing of JAX.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.config import LlamaConfig
+from mooncake_jax.model.files import Index, files_digest, read_json
+from mooncake_jax.model.tokenizer import Tokenizer
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -24,28 +25,37 @@ class SafetensorsSource:
 
     def __init__(self, folder: Path):
         self.origin = str(folder)
-        self._config = LlamaConfig.from_hf(_read_json(folder / "config.json"), str(folder / "config.json"))
-        self.files = _weight_files(folder)
-        self._shards = {}
+        self._folder = folder
+        self._config = LlamaConfig.from_hf(read_json(folder / "config.json"), str(folder / "config.json"))
+        self._files = _weight_files(folder)
+        self._file_of: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
-        for path in self.files:
+        for path in self._files:
             shard = _open(path)
             for name in shard.keys():
-                self._shards[name] = shard
+                self._file_of[name] = path
                 self.shapes[name] = tuple(shard.get_slice(name).get_shape())
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor in the dtype it is stored in; the caller owns the memory."""
-        return self._shards[name].get_tensor(name)
+    def read(self, name: str, index: Index) -> np.ndarray:
+        """A tensor's slice in the dtype it is stored in; the caller owns the memory."""
+        # Opened anew for every tensor, so that the mapped file's pages do not stay in this process.
+        return _open(self._file_of[name]).get_slice(name)[index]
 
     def config(self) -> LlamaConfig:
         return self._config
+
+    def tokenizer(self) -> Tokenizer | None:
+        return Tokenizer.from_folder(self._folder)
+
+    def identity(self) -> bytes:
+        """SHA-256 over the weight files."""
+        return files_digest(self._files)
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     if not (folder / _INDEX).exists():
         return (folder / _SINGLE,)
-    index = _read_json(folder / _INDEX)
+    index = read_json(folder / _INDEX)
     names = index.get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UsageError(f"{folder / _INDEX}: no weight_map in it; fetch the model again")
@@ -59,15 +69,3 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="np")
     except SafetensorError as error:
         raise UsageError(f"{path}: not a whole safetensors file ({error}); fetch it again") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; a Hugging Face folder needs this file") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error}); fetch the model again") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"{path}: holds a {type(data).__name__}, not an object; fetch the model again")
-    return data

@@ -1,55 +1,107 @@
-"""Text to token ids and back, and chat templates, rebuilt from a GGUF's metadata.
+"""Text to token ids and back, and chat templates: from an HF folder's files, or rebuilt from a GGUF's metadata.
 
-Byte-level BPE with SmolLM's pre-tokenizer: every digit by itself, the rest split as GPT-2 does. Knows nothing of JAX.
+Of GGUF's tokenizers the byte-level BPEs of SmolLM (every digit by itself, the rest split as GPT-2 does) and of LLaMA 3
+(digits in threes) are known. Knows nothing of JAX.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
 import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from mooncake_jax.errors import UsageError
+from mooncake_jax.model.files import read_json
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF
 _ENDINGS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "</s>")
+_SMOLLM, _LLAMA3 = ("smollm",), ("llama-bpe", "llama3", "llama-v3")  # GGUF's names of pre-tokenizers
+# How LLaMA 3 splits text before BPE, part of its published tokenizer.
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_FILE, _CONFIG, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+_TEMPLATE = "chat_template.jinja"
 
 
 class Tokenizer:
     """Encodes, decodes and renders chats for one model. Immutable after construction."""
 
-    def __init__(self, bpe: tokenizers.Tokenizer, eos_ids: frozenset[int], template: str | None):
+    def __init__(
+        self,
+        bpe: tokenizers.Tokenizer,
+        eos_ids: frozenset[int],
+        template: str | None,
+        named: Mapping[str, str] | None = None,
+    ):
+        """named: the texts of bos_token and eos_token, which templates may ask for."""
         self._bpe = bpe
+        self._source = template
         self._template = None if template is None else _environment().from_string(template)
+        self._named = dict(named or {})
         self.eos_ids = eos_ids
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer | None":
-        """From the `tokenizer.` fields of a GGUF; None unless it is a byte-level BPE with SmolLM's pre-tokenizer."""
+        """From the `tokenizer.` fields of a GGUF; None unless it is a byte-level BPE that we know how to rebuild."""
         field = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
-        if (field.get("model"), field.get("pre")) != ("gpt2", "smollm"):
+        if field.get("model") != "gpt2" or field.get("pre") not in _SMOLLM + _LLAMA3:
             return None
-        tokens, types = field["tokens"], field["token_type"]
-        merges = [tuple(merge.split(" ")) for merge in field["merges"]]
-        bpe = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        bpe.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-        bpe.decoder = decoders.ByteLevel()
-        for special, kind in ((True, _CONTROL), (False, _USER_DEFINED)):
-            added = [t for t, type_ in zip(tokens, types, strict=True) if type_ == kind]
-            bpe.add_tokens([tokenizers.AddedToken(t, special=special, normalized=False) for t in added])
-        ends = {bpe.token_to_id(token) for token in _ENDINGS} | {field.get("eos_token_id")}
-        return cls(bpe, frozenset(ends - {None}), metadata.get("tokenizer.chat_template"))
+        bpe = _bpe_of_gguf(field)
+        ids = {name: field.get(f"{name}_id") for name in ("bos_token", "eos_token", "eot_token")}
+        named = {name: field["tokens"][i] for name, i in ids.items() if i is not None}
+        if field.get("add_bos_token", field["pre"] in _LLAMA3) and "bos_token" in named:
+            bpe.post_processor = processors.TemplateProcessing(
+                single=f"{named['bos_token']} $A", special_tokens=[(named["bos_token"], ids["bos_token"])]
+            )
+        ends = {bpe.token_to_id(token) for token in _ENDINGS} | {ids["eos_token"], ids["eot_token"]}
+        return cls(bpe, frozenset(ends - {None}), metadata.get("tokenizer.chat_template"), named)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer | None":
+        """From tokenizer.json and what lies beside it in HF layout; None without that file. Raises UsageError."""
+        path = folder / _FILE
+        if not path.is_file():
+            return None
+        try:
+            bpe = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises nothing more precise
+            raise UsageError(f"{path}: not a tokenizer ({_first_line(error)}); fetch the model again") from None
+        config = _json_or_empty(folder / _CONFIG)
+        named = {name: _text(config.get(name)) for name in ("bos_token", "eos_token")}
+        named = {name: text for name, text in named.items() if text is not None}
+        ends = _eos_ids(_json_or_empty(folder / _GENERATION)) | _eos_ids(_json_or_empty(folder / "config.json"))
+        if "eos_token" in named:
+            ends |= {bpe.token_to_id(named["eos_token"])}
+        try:
+            return cls(bpe, frozenset(ends - {None}), _template(folder, config), named)
+        except jinja2.TemplateSyntaxError as error:
+            raise UsageError(f"{folder}: the chat template is broken ({error}); fetch the model again") from None
+
+    def save(self, folder: Path) -> None:
+        """Writes the files that from_folder reads."""
+        self._bpe.save(str(folder / _FILE))
+        (folder / _CONFIG).write_text(json.dumps(self._named, indent=2) + "\n")
+        (folder / _GENERATION).write_text(json.dumps({"eos_token_id": sorted(self.eos_ids)}) + "\n")
+        if self._source is not None:
+            (folder / _TEMPLATE).write_text(self._source, encoding="utf-8")
 
     @property
     def vocab_size(self) -> int:
         return self._bpe.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text; special tokens written out in it are recognised, none are added."""
-        return self._bpe.encode(text, add_special_tokens=False).ids
+        """Token ids of text. Special tokens written out in it are recognised; of its own the model's convention adds
+        at most what begins a text, unless it stands there already, as in a rendered chat.
+        """
+        begun = "bos_token" in self._named and text.startswith(self._named["bos_token"])
+        return self._bpe.encode(text, add_special_tokens=not begun).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
@@ -63,17 +115,67 @@ class Tokenizer:
             if not all(isinstance(message.get(key), str) for key in ("role", "content")):
                 raise UsageError(f"messages: {dict(message)!r} lacks a text; give each message a role and a content")
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True)
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._named)
         except jinja2.TemplateError as error:
             raise UsageError(f"messages do not fit the chat template ({error}); give it turns that it knows") from None
 
 
+def _bpe_of_gguf(field: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    tokens, types = field["tokens"], field["token_type"]
+    merges = [tuple(merge.split(" ")) for merge in field["merges"]]
+    llama3 = field["pre"] in _LLAMA3
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    bpe = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=llama3))
+    if llama3:
+        first = pre_tokenizers.Split(tokenizers.Regex(_LLAMA3_SPLIT), "isolated")
+    else:
+        first = pre_tokenizers.Digits(individual_digits=True)
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not llama3)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([first, as_bytes])
+    bpe.decoder = decoders.ByteLevel()
+    for special, kind in ((True, _CONTROL), (False, _USER_DEFINED)):
+        added = [t for t, type_ in zip(tokens, types, strict=True) if type_ == kind]
+        bpe.add_tokens([tokenizers.AddedToken(t, special=special, normalized=False) for t in added])
+    return bpe
+
+
+def _json_or_empty(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _text(token: Any) -> str | None:
+    """A special token's text, which HF writes bare or in an object."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _eos_ids(data: Mapping[str, Any]) -> set[int]:
+    ids = data.get("eos_token_id")
+    return set(ids) if isinstance(ids, list) else {ids} - {None}
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, or a field; of several the one named default."""
+    if (folder / _TEMPLATE).is_file():
+        return (folder / _TEMPLATE).read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        return next((each["template"] for each in found if each["name"] == "default"), None)
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    """As transformers renders templates: sandboxed, and able to refuse messages by raise_exception."""
+    """As transformers renders templates: sandboxed, able to refuse messages by raise_exception, and to ask the date."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     return environment

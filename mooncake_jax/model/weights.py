@@ -1,79 +1,110 @@
-"""Fills a Flax NNX LLaMA from a weight source, tensor by tensor, without ever holding the parameters twice."""
+"""Parts of a LLaMA's parameters from a weight source, tensor by tensor, each as the slices that lie on this process's
+devices: host memory holds what is placed there and one tensor (or slice) more.
+"""
+
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.config import LlamaConfig
-from mooncake_jax.model.llama import Llama, abstract_llama
+from mooncake_jax.model.files import Index
+from mooncake_jax.model.llama import LlamaParts, Params, abstract_parts
+from mooncake_jax.model.placement import Part, leaf_name, place
 from mooncake_jax.model.sources import WeightSource
 
 _LAYER = {
-    ("attention_norm", "scale"): "input_layernorm",
-    ("attention", "q", "kernel"): "self_attn.q_proj",
-    ("attention", "k", "kernel"): "self_attn.k_proj",
-    ("attention", "v", "kernel"): "self_attn.v_proj",
-    ("attention", "o", "kernel"): "self_attn.o_proj",
-    ("mlp_norm", "scale"): "post_attention_layernorm",
-    ("mlp", "gate", "kernel"): "mlp.gate_proj",
-    ("mlp", "up", "kernel"): "mlp.up_proj",
-    ("mlp", "down", "kernel"): "mlp.down_proj",
+    "attention_norm/scale": "input_layernorm",
+    "attention/q/kernel": "self_attn.q_proj",
+    "attention/k/kernel": "self_attn.k_proj",
+    "attention/v/kernel": "self_attn.v_proj",
+    "attention/o/kernel": "self_attn.o_proj",
+    "mlp_norm/scale": "post_attention_layernorm",
+    "mlp/gate/kernel": "mlp.gate_proj",
+    "mlp/up/kernel": "mlp.up_proj",
+    "mlp/down/kernel": "mlp.down_proj",
 }
-_ENDS = {
-    ("embedder", "embedding"): "model.embed_tokens.weight",
-    ("embedder", "norm", "scale"): "model.norm.weight",
-    ("embedder", "head"): "lm_head.weight",
-}
+_ENDS = {"embedding": "model.embed_tokens", "norm/scale": "model.norm", "head": "lm_head"}
 _TRANSPOSED = ("kernel", "head")  # ours are [in, out], HF's [out, in]
+_ALIGNMENT = 64  # bytes
+_STRIP = 32  # rows transposed at once: several times as fast as whole matrices, whose columns miss the cache
 
 
-def fill_llama(config: LlamaConfig, source: WeightSource, dtype: jnp.dtype) -> Llama:
-    """The model with the source's weights in dtype.
+class TensorReader:
+    """Reads parts of one model. Raises UsageError naming the tensors that are missing, extra or misshapen."""
 
-    Raises UsageError naming the tensors that are missing, extra or misshapen.
-    """
-    graph, state = nnx.split(abstract_llama(config, dtype))
-    parameters = dict(nnx.to_flat_state(state))
-    _check(config, source, {_hf_name(path): _hf_shape(path, variable) for path, variable in parameters.items()})
-    filled = [(path, variable.replace(_load(source, path, dtype))) for path, variable in parameters.items()]
-    return nnx.merge(graph, nnx.from_flat_state(filled))
+    def __init__(self, source: WeightSource):
+        self._source = source
+        config = source.config()
+        _check(config, source, _wanted(config, abstract_parts(config, jnp.float32)))
 
+    def read(self, part: Part, abstract: Params) -> Params:
+        """The part's parameters, placed and in dtype as abstract says."""
+        return jax.tree_util.tree_map_with_path(lambda path, leaf: self._read(part, leaf_name(path), leaf), abstract)
 
-def _load(source: WeightSource, path: tuple, dtype: jnp.dtype) -> jax.Array:
-    tensor = source.read(_hf_name(path))
-    if path[-1] in _TRANSPOSED:
-        tensor = tensor.T
-    return jax.device_put(np.ascontiguousarray(tensor.astype(dtype, copy=False)))
+    def _read(self, part: Part, leaf: str, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+        name, transposed = _hf_name(part, leaf), _is_transposed(leaf)
 
+        def piece(index: Index) -> np.ndarray:
+            if transposed:
+                return _transpose(self._source.read(name, index[::-1]), wanted.dtype)
+            return self._source.read(name, index).astype(wanted.dtype, copy=False)
 
-def _hf_name(path: tuple) -> str:
-    if path[0] == "layers":
-        return f"model.layers.{path[1]}.{_LAYER[path[2:]]}.weight"
-    return _ENDS[path]
+        return place(wanted, piece)
 
 
-def _hf_shape(path: tuple, variable: nnx.Variable) -> tuple[int, ...]:
-    return variable.shape[::-1] if path[-1] in _TRANSPOSED else variable.shape
+def _transpose(tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    out = _aligned(tensor.shape[::-1], dtype)
+    for row in range(0, tensor.shape[0], _STRIP):
+        out[:, row : row + _STRIP] = tensor[row : row + _STRIP].astype(dtype, copy=False).T
+    return out
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that JAX on a CPU keeps as it is; it would copy what starts anywhere else."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _wanted(config: LlamaConfig, parts: LlamaParts) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors that the model consists of, by HF name and in HF orientation."""
+    numbered = [(("layers", i), parts.layer) for i in range(config.num_layers)]
+    wanted = {}
+    for part, abstract in [(("embedder",), parts.embedder), *numbered]:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
+            name = leaf_name(path)
+            wanted[_hf_name(part, name)] = leaf.shape[::-1] if _is_transposed(name) else leaf.shape
+    return wanted
+
+
+def _hf_name(part: Part, leaf: str) -> str:
+    if part[0] == "layers":
+        return f"model.layers.{part[1]}.{_LAYER[leaf]}.weight"
+    return f"{_ENDS[leaf]}.weight"
+
+
+def _is_transposed(leaf: str) -> bool:
+    return leaf.endswith(_TRANSPOSED)
 
 
 def _check(config: LlamaConfig, source: WeightSource, wanted: dict[str, tuple[int, ...]]) -> None:
     found = {name: shape for name, shape in source.shapes.items() if not _redundant(config, name)}
+    remedy = "check that the config belongs to these weights"
     for what, names in (
         ("missing", wanted.keys() - found.keys()),
         ("unknown to a llama", found.keys() - wanted.keys()),
     ):
         if names:
             listed = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise UsageError(
-                f"{source.origin}: tensors {what}: {listed}; check that the config belongs to these weights"
-            )
+            raise UsageError(f"{source.origin}: tensors {what}: {listed}; {remedy}")
     for name, shape in wanted.items():
         if found[name] != shape:
             raise UsageError(
-                f"{source.origin}: {name} has shape {list(found[name])}, the config asks for {list(shape)}; "
-                "check that the config belongs to these weights"
+                f"{source.origin}: {name} has shape {list(found[name])}, the config asks for {list(shape)}; {remedy}"
             )
 
 

@@ -1,0 +1,45 @@
+"""Models of a known shape with random weights, as the paper's evaluation has them: for measuring, without any file.
+
+The name of one is `dummy:NAME` or `dummy:NAME:SEED` with a NAME of architectures.py; the seed is 0 if left out. Says
+what such a model is; dummy_weights.py makes the weights. Knows nothing of JAX.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from mooncake_jax.errors import UsageError
+from mooncake_jax.model.architectures import ARCHITECTURES
+from mooncake_jax.model.config import LlamaConfig
+
+PREFIX = "dummy:"
+_MOST_SEED = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DummyModel:
+    """An architecture and the seed of its weights."""
+
+    shape: LlamaConfig
+    seed: int
+
+    @classmethod
+    def parse(cls, name: str) -> "DummyModel":
+        """From `dummy:NAME[:SEED]`. Raises UsageError for an unknown NAME or a SEED that is no number."""
+        architecture, colon, seed = name.removeprefix(PREFIX).partition(":")
+        if architecture not in ARCHITECTURES:
+            raise UsageError(
+                f"model {name!r}: no architecture {architecture!r} is known; use one of {', '.join(ARCHITECTURES)}"
+            )
+        if colon and not (seed.isdecimal() and int(seed) <= _MOST_SEED):
+            raise UsageError(f"model {name!r}: the seed is {seed!r}; use a whole number from 0 to {_MOST_SEED}")
+        return cls(ARCHITECTURES[architecture], int(seed or 0))
+
+    def config(self) -> LlamaConfig:
+        return self.shape
+
+    def tokenizer(self) -> None:
+        """Random weights have no use for text."""
+
+    def identity(self) -> bytes:
+        """Tells seeds apart; the shape is the config's business."""
+        return hashlib.sha256(f"dummy weights, seed {self.seed}".encode()).digest()

@@ -1,0 +1,277 @@
+"""Meshes, sharding rules, and plans of models that no machine here could hold."""
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import DATA, PlainModel
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_jax.errors import UsageError
+from mooncake_jax.model.architectures import ARCHITECTURES
+from mooncake_jax.model.llama import abstract_parts
+from mooncake_jax.model.loading import load_model
+from mooncake_jax.parallel import plan
+from mooncake_jax.parallel.mesh import MeshShape, make_mesh, tensor_parallel_sizes
+from mooncake_jax.parallel.sharding import abstract_staged_model, device_bytes, parameter_spec
+
+LLAMA2_70B = ARCHITECTURES["llama2-70b"]
+DEVICES = 8
+
+
+def start_jax():
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+
+
+@pytest.fixture(scope="module")
+def on_devices():
+    """Calls a function of this module in a process whose JAX has DEVICES devices; this one's may have one."""
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=start_jax) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+def staged(model, pp, tp):
+    """A loaded model, abstract on a mesh, and its slots with their values."""
+    abstract = abstract_staged_model(model.config, model.dtype, make_mesh(MeshShape(pp, tp)))
+    unused = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), model.layers[0])
+    slots = []
+    for i, slot in enumerate(abstract.slots):
+        held = [model.layers[stage[i]] if i < len(stage) else unused for stage in abstract.stages]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *held)
+        slots.append(jax.tree.map(lambda leaf, wanted: jax.device_put(leaf, wanted.sharding), stacked, slot))
+    return abstract, tuple(slots)
+
+
+def through_stages(model, abstract, slots, layer, x, kv):
+    """Logits of x [T, E], passed through all stages; kv [L, ...] is what the layers hold before."""
+    tick = jax.jit(plan.pipeline_tick(abstract, layer))
+    pp, blank = len(abstract.stages), np.zeros_like(kv[0])
+    kvs = tuple(
+        np.stack([kv[stage[i]] if i < len(stage) else blank for stage in abstract.stages]) for i in range(len(slots))
+    )
+    entering = np.zeros((pp, *x.shape), x.dtype)
+    entering[0] = x
+    for _ in range(pp):
+        out, entering, _ = tick(slots, entering, kvs)
+    return nnx.merge(model.embedder_def, model.embedder).decode(np.asarray(out)[-1])
+
+
+def ids_and_plain(model):
+    ids = np.random.default_rng(3).integers(0, model.config.vocab_size, 100).astype(np.int32)
+    return ids, *PlainModel(model).forward(ids)
+
+
+def prefill_error(name, pp, tp):
+    model = load_model(DATA / name, "float32")
+    ids, logits, kv = ids_and_plain(model)
+    abstract, slots = staged(model, pp, tp)
+    x = np.asarray(model.embedder["embedding"])[ids[40:]]
+    prefix = np.where(np.arange(100)[:, None, None] < 40, kv, 0)
+    found = through_stages(model, abstract, slots, plan.prefill_layer(abstract, 40, 60), x, prefix)
+    return float(np.abs(np.asarray(found) - logits[40:]).max())
+
+
+def decoding_error(name, pp, tp):
+    model = load_model(DATA / name, "float32")
+    ids, logits, kv = ids_and_plain(model)
+    abstract, slots = staged(model, pp, tp)
+    x = np.asarray(model.embedder["embedding"])[np.repeat(ids[-1:], 2)]
+    pages = np.zeros((len(kv), 2, 128, *kv.shape[3:]), kv.dtype)
+    pages[:, :, :99] = kv[:, :, :99]
+    pages = np.moveaxis(pages.reshape(len(kv), 2, 8, plan.PAGE, *kv.shape[3:]), 1, 2)
+    layer = plan.decoding_layer(abstract, 2, 100, 8)
+    found = through_stages(model, abstract, slots, layer, x, np.concatenate([pages, pages], axis=1))
+    return float(np.abs(np.asarray(found) - logits[-1:]).max())
+
+
+def plans(config, dtype, pp, tp, prompt, chunk):
+    model = abstract_staged_model(config, jnp.dtype(dtype), make_mesh(MeshShape(pp, tp)))
+    return plan.plan_prefill(model, prompt, chunk), plan.plan_decoding(model, 4, 256)
+
+
+def parameter_bytes(name, pp, tp):
+    model = abstract_staged_model(ARCHITECTURES[name], jnp.dtype("bfloat16"), make_mesh(MeshShape(pp, tp)))
+    return device_bytes((model.embedder, model.slots)), device_bytes(model.embedder)
+
+
+def too_few_devices():
+    make_mesh(MeshShape(3, 3))
+
+
+@given(st.integers(1, 100), st.integers(1, 100))
+def test_stages_are_contiguous_cover_all_layers_and_differ_by_at_most_one(layers, pp):
+    pp = min(pp, layers)
+    stages = MeshShape(pp, 1).stages(layers)
+    assert [layer for stage in stages for layer in stage] == list(range(layers))
+    assert {len(stage) for stage in stages} <= {layers // pp, -(-layers // pp)}
+
+
+def test_shapes_that_do_not_fit_the_model_name_the_flag_and_what_is_allowed():
+    assert tensor_parallel_sizes(LLAMA2_70B) == (1, 2, 4, 8)
+    assert tensor_parallel_sizes(ARCHITECTURES["smollm2-135m"]) == (1, 3)
+    for pp in (0, 81):
+        with pytest.raises(UsageError, match=f"--pp={pp}: .* 80 layers; use 1 to 80"):
+            MeshShape(pp, 8).check(LLAMA2_70B)
+    for tp in (0, 3, 16):
+        with pytest.raises(UsageError, match=f"--tp={tp}: .* 8 KV heads.*use one of 1, 2, 4, 8$"):
+            MeshShape(4, tp).check(LLAMA2_70B)
+    MeshShape(80, 8).check(LLAMA2_70B)
+
+
+def test_too_few_devices_are_told(on_devices):
+    with pytest.raises(UsageError, match="--pp=3 --tp=3 needs 9 devices, JAX has 8"):
+        on_devices(too_few_devices)
+
+
+@pytest.mark.parametrize("name", ["llama2-7b", "smollm2-135m"])
+def test_every_parameter_has_one_rule_of_its_rank(name):
+    parts = abstract_parts(ARCHITECTURES[name], jnp.dtype("float32"))
+    for root, params, front in (("embedder", parts.embedder, 0), ("layer", parts.layer, 1)):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            assert len(parameter_spec("/".join([root, *(key.key for key in path)]))) == leaf.ndim + front
+
+
+def test_a_parameter_without_a_rule_is_refused():
+    with pytest.raises(ValueError, match="0 sharding rules fit the parameter layer/attention/bias"):
+        parameter_spec("layer/attention/bias")
+
+
+def test_a_device_holds_its_share(on_devices):
+    config = ARCHITECTURES["llama2-7b"]
+    found, embedder = on_devices(parameter_bytes, "llama2-7b", 4, 2)
+    ends = 2 * config.vocab_size * config.hidden_size
+    norms = (2 * config.num_layers + 1) * config.hidden_size
+    kernels = config.parameters - ends - norms
+    assert embedder == 2 * (ends // 2 + config.hidden_size)
+    assert found - embedder == 2 * (kernels // 8 + 2 * 8 * config.hidden_size)
+
+
+@pytest.mark.parametrize(("name", "pp", "tp"), [("tiny-llama2", 1, 1), ("tiny-llama2", 3, 2), ("tiny-llama3", 4, 2)])
+def test_what_is_planned_computes_the_model(on_devices, name, pp, tp):
+    assert on_devices(prefill_error, name, pp, tp) < 1e-4
+    assert on_devices(decoding_error, name, pp, tp) < 1e-4
+
+
+@pytest.mark.parametrize(("name", "layers", "chunk"), [("llama2-7b", 4, 512), ("smollm2-135m", 7, 128)])
+def test_flops_are_the_formulas_whole_and_in_chunks(on_devices, name, layers, chunk):
+    config = replace(ARCHITECTURES[name], num_layers=layers)
+    for step in on_devices(plans, config, "bfloat16", 2, 1, 512, chunk):
+        assert step.total_flops == pytest.approx(step.formula_flops, rel=1e-6)
+
+
+def test_one_device_sends_nothing(on_devices):
+    config = replace(ARCHITECTURES["smollm2-135m"], num_layers=2)
+    assert [step.sent_bytes for step in on_devices(plans, config, "float32", 1, 1, 64, 64)] == [{}, {}]
+
+
+def test_kvcache_and_collectives_of_one_device(on_devices):
+    config = replace(ARCHITECTURES["smollm2-135m"], num_layers=6)
+    prefill, decoding = on_devices(plans, config, "float32", 2, 3, 256, 256)
+    layers, width = config.num_layers // 2, config.hidden_size * 4
+    assert prefill.kv_bytes == config.kv_bytes_per_token("float32") * 256 // 6
+    assert decoding.kv_bytes == 4 * prefill.kv_bytes
+    # Each layer sums what attention and MLP give, the embedding sums once; every rank has a third of the logits.
+    for step, tokens, rows in ((prefill, 256, 1), (decoding, 4, 4)):
+        assert step.sent_bytes == {
+            "all-reduce": (2 * layers + 1) * tokens * width,
+            "all-gather": rows * config.vocab_size // 3 * 4,
+            "collective-permute": tokens * width,
+        }
+        assert step.head_flops == 2 * rows * config.hidden_size * config.vocab_size / 3
+
+
+def test_b_of_the_paper_s_model():
+    assert plan.linear_factor(LLAMA2_70B) == 25.5
+    n, d = 8192, 8192
+    assert plan.formula_flops(LLAMA2_70B, n, n * n, 22) == 80 * (4 * n * n * d + 22 * n * d * d)
+
+
+def costs(function, *shapes):
+    compiled = jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile()
+    return plan.program_costs(compiled.as_text()), compiled
+
+
+def test_products_are_counted_as_xla_counts_them():
+    found, compiled = costs(lambda a, b: jnp.einsum("kij,kjl->kil", a, b), (3, 64, 32), (3, 32, 80))
+    assert found == {plan.FLOPS: 2 * 3 * 64 * 32 * 80}
+    assert compiled.cost_analysis()["flops"] == pytest.approx(found[plan.FLOPS], rel=0.01)
+
+
+def test_loops_count_as_often_as_they_turn():
+    def loops(a):
+        def outer(_, x):
+            return jax.lax.fori_loop(0, 5, lambda _, y: jnp.sin(y @ a), x)
+
+        return jax.lax.fori_loop(0, 7, outer, a)
+
+    assert costs(loops, (32, 32))[0] == {plan.FLOPS: 35 * 2 * 32**3}
+
+
+def test_a_loop_of_unknown_length_is_refused():
+    with pytest.raises(ValueError, match="how often it turns is not known"):
+        costs(lambda a: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: jnp.sin(x @ a), a), (32, 32))
+
+
+def test_of_a_branch_the_costliest_side_counts():
+    def branch(a):
+        return jax.lax.cond(a.sum() > 0, lambda x: jnp.sin(x @ x) @ x, lambda x: x @ x, a)
+
+    assert costs(branch, (32, 32))[0] == {plan.FLOPS: 2 * 2 * 32**3}
+
+
+def run_plan(*arguments):
+    """The command's exit code, output and errors, in a process of its own."""
+    code = "import sys; from mooncake_jax.__main__ import run, COMMANDS\n"
+    code += "COMMANDS['plan'] = ('mooncake_jax.commands.plan_cluster', '')\nsys.exit(run(['plan', *sys.argv[1:]]))"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_llama2_70b_on_32_devices_without_its_weights():
+    code, out, errors = run_plan("--model=llama2-70b", "--pp=4", "--tp=8")
+    assert (code, errors) == (0, "")
+    assert "68,976,648,192 parameters" in out
+    assert re.search(r"parameters +4\.11 GiB", out)
+    assert re.search(r"KVCache +80\.00 MiB +1\.25 GiB", out)
+    ratios = re.search(r"compiled / formula +(\S+) +(\S+)", out)
+    assert all(0.98 < float(ratio) < 1.02 for ratio in ratios.groups())
+    assert re.search(r"against b = 25\.5 +-11\.9%", out)
+    assert "a = 4 as computed" in out
+    assert float(re.search(r"(\d+) MiB\n", out)[1]) < 8192  # the weights alone are 128 GiB
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("--pp=81", "--pp=81: a stage holds at least one of the model's 80 layers; use 1 to 80"),
+        ("--tp=5", "use one of 1, 2, 4, 8"),
+        (
+            "--prefill_chunk=3000",
+            "--prefill_chunk=3000 does not divide --prompt=8192; use a divisor of it such as 2048",
+        ),
+        ("--context=0", "--context=0: it must be at least 1"),
+        ("--model=llama2-71b", "--model=llama2-71b: neither a folder with a config.json, nor a .gguf file, nor one of"),
+        ("loose", "'loose' is no flag"),
+    ],
+)
+def test_bad_flags_end_with_one_line(flag, told):
+    code, out, errors = run_plan(flag)
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert told in errors
+
+
+def test_a_folder_needs_its_config_alone(tmp_path):
+    (tmp_path / "config.json").write_text((DATA / "tiny-llama2" / "config.json").read_text())
+    code, out, errors = run_plan(f"--model={tmp_path}", "--pp=3", "--tp=2", "--prompt=256", "--dtype=float32")
+    assert (code, errors) == (0, "")
+    assert "pp=3 (1 or 2 layers a stage), tp=2" in out
+    assert "of the longest stages" in out
