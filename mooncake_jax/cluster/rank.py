@@ -5,6 +5,7 @@ is done elsewhere: sending and receiving on the messenger's thread, computing on
 what came of it to the mailbox.
 """
 
+import abc
 import heapq
 import itertools
 import queue
@@ -58,7 +59,7 @@ class PeerGone:
         self.rank = rank
 
 
-class Rank:
+class Rank(abc.ABC):
     """Mailbox, messenger and timers of one rank; subclasses say what their role does with control messages."""
 
     def __init__(self, comm: MPI.Comm):
@@ -136,9 +137,9 @@ class Rank:
     def drop_timers(self) -> None:
         self._timers.clear()
 
+    @abc.abstractmethod
     def on_received(self, received: Any) -> tuple[bool, Message | None]:
         """(whether the run is over, the message for the actor if it is one)."""
-        raise NotImplementedError
 
     # --- Receiver, on the messenger's thread
 
