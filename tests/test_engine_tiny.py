@@ -1,5 +1,6 @@
 """Both engines on tiny models against one plain forward pass: any chunks, prefix, batch, arrival and departure."""
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -112,6 +113,47 @@ def test_sampled_tokens_do_not_depend_on_the_batch(tiny2, prefills, decoding, pr
     assert len(set(alone)) > 3
 
 
+def test_limits_and_logprobs_do_not_depend_on_the_batch(tiny2, plain, prefills, decoding, prompt):
+    limits = {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "seed": 4}
+
+    def run(others):
+        first, kv = prefill(prefills[16], tiny2, prompt, **limits)
+        for i in range(others):
+            decoding.join(i, kv[:, :, : 9 + i], 5, 60, temperature=0.7 * (i % 2), seed=i, top_k=i)
+        decoding.join(9, kv, first.token, 60, logprobs=3, **limits)
+        assert decoding.logprobs(9) is None
+        tokens, told = [first.token], [first.logprobs]
+        for _ in range(8):
+            tokens.append(decoding.step()[9])
+            told.append(decoding.logprobs(9))
+        assert all(decoding.logprobs(i) is None for i in range(others))
+        for i in (*range(others), 9):
+            decoding.leave(i)
+        return tokens, told
+
+    tokens, told = run(0)
+    assert tokens == run(3)[0]
+    for i, (token, logprobs) in enumerate(zip(tokens, told, strict=True)):
+        expected = np.log(np.asarray(jax.nn.softmax(plain.forward([*prompt, *tokens[:i]])[0][-1])))
+        likeliest = np.argsort(-expected)
+        np.testing.assert_allclose(logprobs.logprob, expected[token], atol=1e-3)
+        assert token in likeliest[:12]
+        count = len(logprobs.top)
+        assert count == (20 if i == 0 else 3)
+        np.testing.assert_allclose([x for _, x in logprobs.top], expected[likeliest[:count]], atol=1e-3)
+
+
+def test_logprobs_asked_for_by_one_compile_nothing(tiny2, prefills, prompt, compilations):
+    engine = DecodingEngine(tiny2, max_batch=2, page_size=16, num_pages=40)
+    engine.warm_up()
+    _, kv = prefill(prefills[16], tiny2, prompt)
+    before = len(compilations)
+    engine.join(1, kv, 0, 60, temperature=1.0, top_k=5, top_p=0.5, logprobs=0)
+    engine.join(2, kv, 0, 60)
+    engine.step()
+    assert engine.logprobs(1).top == () and len(compilations) == before
+
+
 def test_a_batch_that_comes_and_goes_compiles_nothing(tiny2, prefills, prompt, compilations):
     engine = DecodingEngine(tiny2, max_batch=4, page_size=16, num_pages=40)
     engine.warm_up()
@@ -142,8 +184,6 @@ def test_prefill_compiles_a_bounded_set_of_shapes(tiny2, compilations):
 @pytest.fixture(scope="module")
 def compilations():
     """A list that grows with every program that XLA compiles."""
-    import jax
-
     events = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, duration, **_: events.append(event) if "backend_compile" in event else None
@@ -203,6 +243,7 @@ def test_what_a_hook_raises_passes_and_the_engine_lives_on(tiny2, prefills, prom
         ([1] * 2049, 0, "2049 tokens"),
         ([1, 320], 0, "320"),
         ([-1, 5], 0, "-1"),
+        ([2**32], 0, "4294967296"),
         ([1, 2], 2, "prefix_len is 2"),
         ([1, 2], -1, "prefix_len is -1"),
         ([1, 2], 1, "no load_layer"),
@@ -231,6 +272,9 @@ def test_decoding_refuses_and_the_others_go_on(tiny2, plain, prefills, prompt):
         (2, (kv.astype(np.float16), 0, 41), ValueError, "request 2: kv is float16"),
         (2, (kv, 0, 40), ValueError, "request 2: max_context_tokens is 40"),
         (2, (kv, 0, 2049), ValueError, "request 2: max_context_tokens is 2049"),
+        (2, (kv, 320, 41), ValueError, "request 2: first_token is 320"),
+        (2, (kv, 0, 41, -1.0), ValueError, "request 2: temperature is -1.0"),
+        (2, (kv, 0, 41, 1.0, 0, -2), ValueError, "request 2: top_k is -2"),
     ):
         with pytest.raises(error, match=complaint):
             engine.join(request, *arguments)

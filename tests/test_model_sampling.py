@@ -1,22 +1,25 @@
-"""Sampling: greedy at temperature 0, the softmax's frequencies above it, and nothing of the batch in it."""
+"""Sampling: greedy at temperature 0, the limited softmax's frequencies above it, and nothing of the batch in it."""
 
 import jax
 import numpy as np
+import pytest
 
-from mooncake_jax.model.sampling import sample
+from mooncake_jax.model.sampling import MOST_LOGPROBS, SamplingRows, check_sampling, logprobs, sample
 
 sample_jitted = jax.jit(sample)
 LOGITS = np.array([2.0, 1.0, 0.0, -1.0, -5.0], np.float32)
 
 
-def draw(temperature, seeds, indices, logits=LOGITS):
-    rows = len(seeds)
-    logits = np.broadcast_to(logits, (rows, logits.shape[-1]))
-    return np.asarray(
-        sample_jitted(
-            logits, np.full(rows, temperature, np.float32), np.asarray(seeds, np.uint32), np.asarray(indices, np.int32)
-        )
-    )
+def sampling_rows(size, **columns):
+    rows = SamplingRows.greedy(size)
+    for name, values in columns.items():
+        getattr(rows, name)[:] = values
+    return rows
+
+
+def draw(temperature, seeds, indices, logits=LOGITS, **limits):
+    rows = sampling_rows(len(seeds), temperature=temperature, seed=list(seeds), index=list(indices), **limits)
+    return np.asarray(sample_jitted(np.broadcast_to(logits, (len(seeds), logits.shape[-1])), rows))
 
 
 def test_temperature_zero_takes_the_highest_logit():
@@ -30,15 +33,79 @@ def test_frequencies_follow_the_softmax():
             np.testing.assert_allclose(counts, jax.nn.softmax(LOGITS / temperature), atol=0.035)
 
 
+@pytest.mark.parametrize(
+    "limits, kept",
+    [
+        ({"top_k": 1}, [0]),
+        ({"top_k": 3}, [0, 1, 2]),
+        ({"top_k": 9}, [0, 1, 2, 3, 4]),
+        ({"top_p": 0.6}, [0]),  # the softmax is 0.64, 0.24, 0.09, 0.03, 0.0006
+        ({"top_p": 0.7}, [0, 1]),
+        ({"top_p": 1e-9}, [0]),
+        ({"top_k": 2, "top_p": 0.72}, [0]),  # of the two that top_k leaves, the first has 0.73
+        ({"top_k": 2, "top_p": 0.74}, [0, 1]),
+    ],
+)
+def test_limits_leave_the_softmax_of_what_they_keep(limits, kept):
+    counts = np.bincount(draw(1.0, range(4000), range(4000), **limits), minlength=5) / 4000
+    shares = np.zeros(5)
+    shares[kept] = jax.nn.softmax(LOGITS[kept])
+    np.testing.assert_allclose(counts, shares, atol=0.035)
+    assert not counts[shares == 0].any()
+
+
+def test_equal_logits_at_the_edge_keep_the_lower_ids():
+    tied = np.array([0, 1, 1, 1, 1], np.float32)
+    assert set(draw(1.0, range(200), range(200), tied, top_k=2)) == {1, 2}
+
+
+def test_limits_do_not_touch_greedy_rows():
+    assert draw(0.0, range(9), range(9), top_k=3, top_p=0.5).tolist() == [0] * 9
+
+
 def test_a_row_is_the_same_in_any_batch_and_slot():
     logits = np.random.default_rng(0).standard_normal((8, 300)).astype(np.float32)
-    temperature = np.array([0, 0.3, 1, 2, 0, 1, 1, 5], np.float32)
-    seed, index = np.arange(8, dtype=np.uint32) * 77, np.arange(8, dtype=np.int32) % 3
-    together = np.asarray(sample_jitted(logits, temperature, seed, index))
+    rows = sampling_rows(
+        8,
+        temperature=[0, 0.3, 1, 2, 0, 1, 1, 5],
+        top_k=[0, 0, 7, 0, 3, 2, 0, 50],
+        top_p=[1, 1, 1, 0.4, 1, 0.9, 0.8, 1],
+        seed=np.arange(8) * 77,
+        index=np.arange(8) % 3,
+    )
+    together = np.asarray(sample_jitted(logits, rows))
     order = np.array([5, 2, 7, 0, 1, 6, 4, 3])
-    assert np.array_equal(sample_jitted(logits[order], temperature[order], seed[order], index[order]), together[order])
+    shuffled = SamplingRows(*(column[order] for column in rows))
+    assert np.array_equal(sample_jitted(logits[order], shuffled), together[order])
     for i in range(8):
-        assert sample_jitted(logits[[i]], temperature[[i]], seed[[i]], index[[i]])[0] == together[i]
+        assert sample_jitted(logits[[i]], SamplingRows(*(column[[i]] for column in rows)))[0] == together[i]
+
+
+def test_logprobs_are_those_of_the_softmax():
+    logits = np.random.default_rng(1).standard_normal((3, 300)).astype(np.float32)
+    expected = np.log(np.asarray(jax.nn.softmax(logits.astype(np.float64), axis=-1)))
+    tokens = np.array([4, 299, 0], np.int32)
+    taken, top, ids = jax.jit(logprobs)(logits, tokens, True)
+    np.testing.assert_allclose(taken, expected[np.arange(3), tokens], atol=1e-5)
+    np.testing.assert_array_equal(ids, np.argsort(-logits, axis=1)[:, :MOST_LOGPROBS])
+    np.testing.assert_allclose(top, np.take_along_axis(expected, np.asarray(ids), 1), atol=1e-5)
+    assert not any(np.any(part) for part in jax.jit(logprobs)(logits, tokens, False))
+
+
+@pytest.mark.parametrize(
+    "values, complaint",
+    [
+        ((-0.1, 0, 1.0, None), "temperature is -0.1; it must be 0"),
+        ((float("nan"), 0, 1.0, None), "temperature is nan"),
+        ((1.0, -1, 1.0, None), "top_k is -1"),
+        ((1.0, 0, 0.0, None), "top_p is 0.0"),
+        ((1.0, 0, 1.1, None), "top_p is 1.1"),
+        ((1.0, 0, 1.0, 21), "logprobs is 21; it must be 0 to 20"),
+    ],
+)
+def test_values_that_cannot_be_sampled_with_are_named(values, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        check_sampling(*values)
 
 
 def test_seed_and_index_matter():

@@ -3,7 +3,7 @@
 The number of tiles visited follows the true length, not the buffer's: the work is proportional to the tokens that
 exist, while compiled shapes stay few. Query heads that share a KV head are folded into one product, so K and V are
 never repeated. Tiles are small enough that scores stay in a CPU's cache. Scores and sums are float32.
-`plain_attention` is the reference that tests compare both with.
+`plain_attention` is the reference that tests compare both with; parallel/attention.py chooses what runs on a platform.
 
 Legend: B batch, T query tokens, S context tokens, H query heads, K KV heads, G = H / K, D head dim.
 """
@@ -20,15 +20,17 @@ _MASKED = -1e30  # not -inf: a row whose first tile is wholly masked would give 
 _Carry = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def _online_softmax(tiles: jax.Array, rows: tuple[int, ...], dim: int, tile: Callable) -> jax.Array:
+def online_softmax(tiles: jax.Array, rows: tuple[int, ...], dim: int, tile: Callable) -> jax.Array:
     """Softmax-weighted values [*rows, D] over a traced number of tiles.
 
-    tile(j) -> (masked scores [*rows, tile], product) where product(weights [*rows, tile]) gives [*rows, D].
+    tile(j) -> (scores [*rows, tile], which of them count, product) where product(weights [*rows, tile]) gives
+    [*rows, D].
     """
 
     def visit(j: jax.Array, carry: _Carry) -> _Carry:
         highest, total, values = carry
-        scores, product = tile(j)
+        scores, counted, product = tile(j)
+        scores = jnp.where(counted, scores, _MASKED)
         new_highest = jnp.maximum(highest, scores.max(axis=-1))
         weights = jnp.exp(scores - new_highest[..., None])
         decay = jnp.exp(highest - new_highest)
@@ -52,7 +54,7 @@ def prefill_attention(q: jax.Array, kv: jax.Array, start: jax.Array) -> jax.Arra
     rows = q.reshape(tokens, kv_heads, group, dim).transpose(1, 2, 0, 3).reshape(kv_heads, -1, dim)
     positions = start + jnp.tile(jnp.arange(tokens), group)
 
-    def tile(j: jax.Array) -> tuple[jax.Array, Callable]:
+    def tile(j: jax.Array) -> tuple[jax.Array, jax.Array, Callable]:
         keys, values = jax.lax.dynamic_slice_in_dim(kv, j * width, width, axis=1)
         scores = jnp.einsum("krd,skd->krs", rows, keys, preferred_element_type=jnp.float32)
         seen = positions[:, None] >= j * width + jnp.arange(width)
@@ -61,28 +63,27 @@ def prefill_attention(q: jax.Array, kv: jax.Array, start: jax.Array) -> jax.Arra
             weights = weights.astype(values.dtype)
             return jnp.einsum("krs,skd->krd", weights, values, preferred_element_type=jnp.float32)
 
-        return jnp.where(seen, scores * dim**-0.5, _MASKED), product
+        return scores * dim**-0.5, seen, product
 
-    out = _online_softmax((start + tokens + width - 1) // width, rows.shape[:2], dim, tile)
+    out = online_softmax((start + tokens + width - 1) // width, rows.shape[:2], dim, tile)
     return out.reshape(kv_heads, group, tokens, dim).transpose(2, 0, 1, 3).reshape(q.shape).astype(q.dtype)
 
 
 def paged_attention(q: jax.Array, pages: jax.Array, block_table: jax.Array, lengths: jax.Array) -> jax.Array:
     """Attention of one query a request over that request's pages.
 
-    q [B, H, D]; pages [N, 2, page, K, D]; block_table [B, P] int32, request b's token s lies in page
-    block_table[b, s // page]; lengths [B] >= 1, the query's own token included. P is a multiple of pages_per_tile.
-    Returns [B, H, D] in q's dtype.
+    q [B, H, D]; pages [N, 2, page, K, D] hold q's dtype or its bits (see read_pages); block_table [B, P] int32: request
+    b's token s lies in page block_table[b, s // page]; lengths [B] >= 1, the query's own token included. P is a
+    multiple of pages_per_tile. Returns [B, H, D] in q's dtype.
     """
     (batch, heads, dim), (_, _, page, kv_heads, _) = q.shape, pages.shape
     group, columns = heads // kv_heads, pages_per_tile(page)
     width = columns * page
     rows = q.reshape(batch, kv_heads, group, dim)
 
-    def tile(j: jax.Array) -> tuple[jax.Array, Callable]:
+    def tile(j: jax.Array) -> tuple[jax.Array, jax.Array, Callable]:
         ids = jax.lax.dynamic_slice_in_dim(block_table, j * columns, columns, axis=1)
-        found = pages[ids]  # [B, columns, 2, page, K, D]
-        keys, values = (found[:, :, i].reshape(batch, width, kv_heads, dim) for i in (0, 1))
+        keys, values = (x.reshape(batch, width, kv_heads, dim) for x in read_pages(pages, ids, q.dtype))
         scores = jnp.einsum("bkgd,bskd->bkgs", rows, keys, preferred_element_type=jnp.float32)
         held = (j * width + jnp.arange(width) < lengths[:, None])[:, None, None]
 
@@ -90,10 +91,21 @@ def paged_attention(q: jax.Array, pages: jax.Array, block_table: jax.Array, leng
             weights = weights.astype(values.dtype)
             return jnp.einsum("bkgs,bskd->bkgd", weights, values, preferred_element_type=jnp.float32)
 
-        return jnp.where(held, scores * dim**-0.5, _MASKED), product
+        return scores * dim**-0.5, held, product
 
-    out = _online_softmax((jnp.max(lengths) + width - 1) // width, rows.shape[:3], dim, tile)
+    out = online_softmax((jnp.max(lengths) + width - 1) // width, rows.shape[:3], dim, tile)
     return out.reshape(q.shape).astype(q.dtype)
+
+
+def read_pages(pages: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Keys and values, each [*ids, page, ...], of pages [N, 2, page, ...] that hold dtype or its bits as integers.
+
+    Integers, because JAX 0.10 on CPUs gathers from bfloat16 by way of float32: of all pages, at every gather.
+    """
+    keys, values = pages[ids, 0], pages[ids, 1]
+    if pages.dtype != dtype:
+        return jax.lax.bitcast_convert_type(keys, dtype), jax.lax.bitcast_convert_type(values, dtype)
+    return keys, values
 
 
 def pages_per_tile(page: int) -> int:

@@ -1,28 +1,113 @@
-"""Choosing the next token from logits, the same way wherever and with whomever a request runs.
+"""Choosing the next token from logits, the same way wherever and with whomever a request runs; and its log-probability.
+
+Everything is an array with one value a row, so that requests that are sampled differently share one compiled step; what
+no row asks for is not computed. Knows nothing of requests and engines.
 
 Legend: B batch, V vocabulary.
 """
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+MOST_LOGPROBS = 20  # alternatives a token that can be asked for
 
 
-def sample(logits: jax.Array, temperature: jax.Array, seed: jax.Array, index: jax.Array) -> jax.Array:
-    """The next token of each row: logits float32 [B, V], temperature float32 [B], seed uint32 [B], index int32 [B] ->
-    int32 [B].
+class SamplingRows(NamedTuple):
+    """How each row of a batch is sampled; index counts the request's output tokens from 0."""
 
-    index counts the request's output tokens from 0. Temperature 0 takes the highest logit. The choice depends on
-    nothing but the row's own four values, so it is the same in any batch and slot.
+    temperature: jax.Array  # float32 [B]; 0 takes the highest logit, whatever the rest says
+    top_k: jax.Array  # int32 [B]; only the k highest logits are drawn from, 0 for all
+    top_p: jax.Array  # float32 [B]; only the fewest tokens that hold p of the probability, 1 for all
+    seed: jax.Array  # uint32 [B]
+    index: jax.Array  # int32 [B]
+
+    @classmethod
+    def greedy(cls, size: int) -> "SamplingRows":
+        """size rows of NumPy arrays, to be filled in."""
+        kinds = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "seed": np.uint32}
+        rows = cls(**{name: np.zeros(size, kind) for name, kind in kinds.items()}, index=np.zeros(size, np.int32))
+        rows.top_p[:] = 1
+        return rows
+
+    def fill(self, row: int, temperature: float, top_k: int, top_p: float, seed: int, index: int) -> None:
+        """Sets one row of NumPy arrays; of the seed the low 32 bits count."""
+        for column, value in zip(self, (temperature, top_k, top_p, seed & 0xFFFFFFFF, index), strict=True):
+            column[row] = value
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities by the model's own logits: of the token taken, and of the likeliest ones as
+    (id, logprob), highest first. Temperature, top_k and top_p do not change them.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def check_sampling(temperature: float, top_k: int, top_p: float, logprobs: int | None) -> None:
+    """Raises ValueError naming the first value that cannot be sampled with."""
+    for name, value, sound, range_ in (
+        ("temperature", temperature, 0 <= temperature < float("inf"), "0 (greedy) or more"),
+        ("top_k", top_k, top_k >= 0, "0 (all tokens) or more"),
+        ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1 (all tokens)"),
+        ("logprobs", logprobs, logprobs is None or 0 <= logprobs <= MOST_LOGPROBS, f"0 to {MOST_LOGPROBS}"),
+    ):
+        if not sound:
+            raise ValueError(f"{name} is {value}; it must be {range_}")
+
+
+def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    """The next token of each row: logits float32 [B, V] -> int32 [B].
+
+    The choice depends on nothing but the row's own values, so it is the same in any batch and slot.
     """
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    drawn = jax.lax.cond(jnp.any(temperature > 0), _draw, lambda *_: greedy, logits, temperature, seed, index)
-    return jnp.where(temperature > 0, drawn, greedy)
+    drawn = jax.lax.cond(jnp.any(rows.temperature > 0), _draw, lambda *_: greedy, logits, rows)
+    return jnp.where(rows.temperature > 0, drawn, greedy)
 
 
-def _draw(logits: jax.Array, temperature: jax.Array, seed: jax.Array, index: jax.Array) -> jax.Array:
+def logprobs(logits: jax.Array, tokens: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log-probabilities of tokens [B], and the highest ones [B, MOST_LOGPROBS] with their ids; zeros unless wanted, a
+    boolean scalar. A vocabulary smaller than MOST_LOGPROBS gives as many as it has.
+    """
+    top = min(MOST_LOGPROBS, logits.shape[1])
+
+    def compute() -> tuple[jax.Array, jax.Array, jax.Array]:
+        total = jax.nn.logsumexp(logits, axis=-1)
+        values, ids = jax.lax.top_k(logits, top)
+        taken = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+        return taken - total, values - total[:, None], ids
+
+    shape = (len(tokens), top)
+    nothing = (jnp.zeros(len(tokens)), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
+    return jax.lax.cond(wanted, compute, lambda: nothing)
+
+
+def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     """Gumbel-max: the highest of logits / temperature + Gumbel noise is a draw from their softmax."""
     noise = jax.vmap(lambda s, i: jax.random.gumbel(jax.random.fold_in(jax.random.key(s), i), logits.shape[1:]))(
-        seed, index
+        rows.seed, rows.index
     )
-    safe = jnp.where(temperature > 0, temperature, 1.0)[:, None]
-    return jnp.argmax(logits / safe + noise, axis=-1).astype(jnp.int32)
+    scaled = logits / jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
+    limited = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1))
+    scaled = jax.lax.cond(jnp.any(limited), _limit, lambda same, _: same, scaled, rows)
+    return jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
+
+
+def _limit(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
+    """scaled [B, V] with -inf for what top_k, and of its softmax top_p, leave out; equal logits: lower ids stay."""
+    vocabulary = scaled.shape[1]
+    order = jnp.argsort(-scaled, axis=-1, stable=True)
+    rank = jnp.argsort(order, axis=-1)
+    most = jnp.where(rows.top_k > 0, rows.top_k, vocabulary)[:, None]
+    ordered = jnp.take_along_axis(scaled, order, axis=-1)
+    share = jax.nn.softmax(jnp.where(jnp.arange(vocabulary) < most, ordered, -jnp.inf), axis=-1)
+    before = jnp.cumsum(share, axis=-1) - share
+    enough = jnp.where(rows.top_p < 1, rows.top_p, jnp.inf)[:, None]
+    kept = jnp.minimum(most, jnp.sum(before < enough, axis=-1, keepdims=True))
+    return jnp.where(rank < kept, scaled, -jnp.inf)

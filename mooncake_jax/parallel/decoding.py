@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mooncake_jax.model.attention import paged_attention, pages_per_tile
+from mooncake_jax.model.attention import pages_per_tile
 from mooncake_jax.model.layers import rotary_table
 from mooncake_jax.model.llama import Embedder
 from mooncake_jax.model.loading import LoadedModel, Params
-from mooncake_jax.model.sampling import sample
+from mooncake_jax.model.sampling import SamplingRows, TokenLogprobs, check_sampling, logprobs, sample
+from mooncake_jax.parallel.attention import attend_pages
 
 _SCRATCH = 0  # the page that padding rows and padding pages write to; no request owns it
-_SMALLEST_BATCH = 2  # a bfloat16 product with one row is ten times slower than with two on CPUs
 
 
 class CapacityError(RuntimeError):
@@ -38,9 +38,10 @@ class _Running:
     context: int
     max_context: int
     token: int
-    outputs: int  # output tokens so far, the first one included
-    temperature: float
-    seed: int
+    sampling: tuple[float, int, float, int]  # temperature, top_k, top_p, seed
+    wanted_logprobs: int | None  # how many of the likeliest tokens; None: not even the taken one's
+    outputs: int = 1  # output tokens so far, the first one included
+    logprobs: TokenLogprobs | None = None  # of the newest token
 
 
 class DecodingEngine:
@@ -54,7 +55,11 @@ class DecodingEngine:
         config = model.config
         self._model, self._max_batch, self._page = model, max_batch, page_size
         shape = (num_pages + 1, 2, page_size, config.num_kv_heads, config.head_dim)
-        self._pages = tuple(jnp.zeros(shape, model.dtype) for _ in model.layers)
+        # bfloat16 is kept as its bits: see read_pages.
+        self._stored = np.dtype(np.uint16) if model.dtype.itemsize == 2 else np.dtype(model.dtype)
+        self._pages = tuple(jnp.zeros(shape, self._stored) for _ in model.layers)
+        # A bfloat16 product with one row is ten times slower than with two on CPUs; in float32 one row is the fastest.
+        self._smallest_batch = 2 if model.dtype.itemsize == 2 else 1
         self._free = list(range(num_pages, _SCRATCH, -1))
         self._num_pages = num_pages
         tile = pages_per_tile(page_size)
@@ -77,7 +82,7 @@ class DecodingEngine:
 
     def warm_up(self) -> None:
         """Compiles the step for every batch size and the filling of pages for every prompt length."""
-        size = _SMALLEST_BATCH
+        size = self._smallest_batch
         while True:
             jax.block_until_ready(self._call([], size))
             if size >= self._max_batch:
@@ -98,16 +103,24 @@ class DecodingEngine:
         max_context_tokens: int,
         temperature: float = 0.0,
         seed: int = 0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        logprobs: int | None = None,
     ) -> None:
         """Adds a request whose prompt's KV is kv [L, 2, S, K, D] and whose first output token prefill has sampled.
 
         Takes pages for max_context_tokens (prompt and output together) at once, so that a request in the batch can
         always finish. kv is copied: after the call the caller may reuse its memory. Raises CapacityError if slots or
-        pages lack, ValueError if the request is in the batch already or kv or max_context_tokens do not fit the
-        model.
+        pages lack, ValueError if the request is in the batch already, kv, first_token or max_context_tokens do not fit
+        the model, or check_sampling refuses. Sampling is as SamplingRows has it; with logprobs = n the method logprobs
+        gives those of the token taken and of the n likeliest.
         """
         tokens = kv.shape[2]
-        self._check_join(request_id, kv, max_context_tokens)
+        self._check_join(request_id, kv, first_token, max_context_tokens)
+        try:
+            check_sampling(temperature, top_k, top_p, logprobs)
+        except ValueError as error:
+            raise ValueError(f"request {request_id}: {error}") from None
         needed = self.pages_for(max_context_tokens)
         if len(self._running) >= self._max_batch:
             raise CapacityError(
@@ -120,7 +133,8 @@ class DecodingEngine:
             )
         pages = [self._free.pop() for _ in range(needed)]
         self._fill(pages[: self.pages_for(tokens)], kv)
-        self._running[request_id] = _Running(pages, tokens, max_context_tokens, first_token, 1, temperature, seed)
+        sampling = (temperature, top_k, top_p, seed)
+        self._running[request_id] = _Running(pages, tokens, max_context_tokens, first_token, sampling, logprobs)
 
     def step(self, request_ids: Sequence[int] | None = None) -> dict[int, int]:
         """Generates one token for each of these requests (all in the batch if None): request id -> token.
@@ -137,10 +151,19 @@ class DecodingEngine:
                     f"request {request_id}: all its {request.max_context} tokens are generated; let it leave"
                 )
         running = list(stepping.values())
-        tokens = np.asarray(self._call(running, self._batch_bucket(len(running)))).tolist()
+        tokens, taken = self._call(running, self._batch_bucket(len(running)))
+        tokens = np.asarray(tokens).tolist()
         for request, token in zip(running, tokens, strict=False):
             request.context, request.outputs, request.token = request.context + 1, request.outputs + 1, token
+        if any(request.wanted_logprobs is not None for request in running):
+            _keep_logprobs(running, *jax.device_get(taken))
         return dict(zip(stepping, tokens, strict=False))
+
+    def logprobs(self, request_id: int) -> TokenLogprobs | None:
+        """Those of the request's newest token; None before its first step or if it did not ask for them. Raises
+        KeyError if it is not in the batch.
+        """
+        return self._running[request_id].logprobs
 
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._running
@@ -160,7 +183,7 @@ class DecodingEngine:
             )
             assert 1 <= request.context <= request.max_context, f"{request_id} outgrew its pages"
 
-    def _check_join(self, request_id: int, kv: np.ndarray, max_context_tokens: int) -> None:
+    def _check_join(self, request_id: int, kv: np.ndarray, first_token: int, max_context_tokens: int) -> None:
         config = self._model.config
         tokens, wanted = kv.shape[2], (config.num_layers, 2, kv.shape[2], config.num_kv_heads, config.head_dim)
         if request_id in self._running:
@@ -168,6 +191,10 @@ class DecodingEngine:
         if kv.shape != wanted or kv.dtype != self._model.dtype or tokens < 1:
             raise ValueError(
                 f"request {request_id}: kv is {kv.dtype} {list(kv.shape)}; needed is {self._model.dtype} {list(wanted)}"
+            )
+        if not 0 <= first_token < config.vocab_size:
+            raise ValueError(
+                f"request {request_id}: first_token is {first_token}; this model knows 0 to {config.vocab_size - 1}"
             )
         if not tokens < max_context_tokens <= config.max_context:
             raise ValueError(
@@ -183,26 +210,34 @@ class DecodingEngine:
         filled = []
         for own, layer in zip(self._pages, kv, strict=True):
             # Fresh memory for each layer: JAX may read it, uncopied, until the write has happened.
-            data = np.zeros((2, bucket * self._page, *layer.shape[2:]), layer.dtype)
-            data[:, : layer.shape[1]] = layer
+            data = np.zeros((2, bucket * self._page, *layer.shape[2:]), self._stored)
+            data[:, : layer.shape[1]] = layer.view(self._stored)
             filled.append(self._write(own, ids, data))
         self._pages = tuple(filled)
 
     def _batch_bucket(self, requests: int) -> int:
-        return max(_SMALLEST_BATCH, 1 << (requests - 1).bit_length())
+        return max(self._smallest_batch, 1 << (requests - 1).bit_length())
 
-    def _call(self, running: list[_Running], size: int) -> jax.Array:
-        """Runs the compiled step over the requests, padded to size rows: their next tokens [size]."""
-        ints = np.zeros((3, size), np.int32)  # newest token, its position, its successor's index among the outputs
+    def _call(self, running: list[_Running], size: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """Runs the compiled step over the requests, padded to size rows: next tokens [size], and their logprobs."""
+        tokens, positions = np.zeros((2, size), np.int32)
         table = np.full((size, self._table_width), _SCRATCH, np.int32)
-        temperature, seed = np.zeros(size, np.float32), np.zeros(size, np.uint32)
+        sampling = SamplingRows.greedy(size)
         for row, request in enumerate(running):
-            ints[:, row] = request.token, request.context, request.outputs
+            tokens[row], positions[row] = request.token, request.context
             table[row, : len(request.pages)] = request.pages
-            temperature[row], seed[row] = request.temperature, request.seed & 0xFFFFFFFF
+            sampling.fill(row, *request.sampling, request.outputs)
+        wanted = np.asarray(any(request.wanted_logprobs is not None for request in running))
         params = (self._model.embedder, self._model.layers)
-        tokens, self._pages = self._step(params, self._pages, ints, table, temperature, seed)
-        return tokens
+        result, self._pages = self._step(params, self._pages, tokens, positions, table, sampling, wanted)
+        return result
+
+
+def _keep_logprobs(running: list[_Running], taken: np.ndarray, top: np.ndarray, ids: np.ndarray) -> None:
+    for row, request in enumerate(running):
+        if request.wanted_logprobs is not None:
+            likeliest = zip(ids[row].tolist(), top[row].tolist(), strict=True)
+            request.logprobs = TokenLogprobs(float(taken[row]), tuple(likeliest)[: request.wanted_logprobs])
 
 
 def _write(pages: jax.Array, ids: jax.Array, kv: jax.Array) -> jax.Array:
@@ -215,13 +250,13 @@ def _step(
     model: LoadedModel,
     params: tuple[Params, tuple[Params, ...]],
     pages: tuple[jax.Array, ...],
-    ints: jax.Array,
+    tokens: jax.Array,
+    positions: jax.Array,
     table: jax.Array,
-    temperature: jax.Array,
-    seed: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Next tokens [B], and the pages with the newest tokens' KV in them; ints [3, B] as DecodingEngine._call has it."""
-    tokens, positions, index = ints
+    sampling: SamplingRows,
+    wanted: jax.Array,
+) -> tuple[tuple, tuple[jax.Array, ...]]:
+    """Next tokens [B] and their logprobs, and the pages with the newest tokens' KV in them: tokens [B] at positions."""
     embedder: Embedder = nnx.merge(model.embedder_def, params[0])
     x, rotary = embedder.encode(tokens), rotary_table(model.config, positions)
     layer = jax.jit(partial(_layer, model.layer_def))  # so that JAX traces it once, not once a layer
@@ -229,7 +264,9 @@ def _step(
     for layer_params, own in zip(params[1], pages, strict=True):
         x, own = layer(layer_params, x, own, rotary, table, positions)
         written.append(own)
-    return sample(embedder.decode(x), temperature, seed, index), tuple(written)
+    logits = embedder.decode(x)
+    following = sample(logits, sampling)
+    return (following, logprobs(logits, following, wanted)), tuple(written)
 
 
 def _layer(
@@ -244,11 +281,14 @@ def _layer(
     """One layer over the newest token of each request: x [B, E] and its pages, the token's KV written to them."""
     page = pages.shape[2]
     ids = jnp.take_along_axis(table, (positions // page)[:, None], axis=1)[:, 0]
+    # One row is written twice: XLA makes an update slice of a single write, and on CPUs copies all pages around it.
+    rows = np.arange(max(len(ids), 2)) % len(ids)
     stored = {}
 
     def attend(q: jax.Array, kv: jax.Array) -> jax.Array:
-        stored["pages"] = pages.at[ids, :, positions % page].set(kv.swapaxes(0, 1))
-        return paged_attention(q, stored["pages"], table, positions + 1)
+        new = kv if kv.dtype == pages.dtype else jax.lax.bitcast_convert_type(kv, pages.dtype)
+        stored["pages"] = pages.at[ids[rows], :, (positions % page)[rows]].set(new[:, rows].swapaxes(0, 1))
+        return attend_pages(q, stored["pages"], table, positions + 1)
 
     x = nnx.merge(layer_def, params)(x, rotary, attend)
     return x, stored["pages"]

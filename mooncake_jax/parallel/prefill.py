@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mooncake_jax.model.attention import TILE, prefill_attention
+from mooncake_jax.model.attention import TILE
 from mooncake_jax.model.layers import rotary_table
 from mooncake_jax.model.llama import Embedder
 from mooncake_jax.model.loading import LoadedModel, Params
-from mooncake_jax.model.sampling import sample
+from mooncake_jax.model.sampling import SamplingRows, TokenLogprobs, check_sampling, logprobs, sample
+from mooncake_jax.parallel.attention import attend_chunk
 
 _SHORTEST_CHUNK = 16  # also keeps bfloat16 products from having one row, which is ten times slower than two on CPUs
 _SHORTEST_BUFFER = 512
@@ -52,10 +53,11 @@ OnLayer = Callable[[int, int, LayerKV], None]  # layer, position of the first to
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first output token, and the ten most likely ones as (id, logit), highest first."""
+    """The first output token, the ten most likely ones as (id, logit), highest first, and log-probabilities."""
 
     token: int
     top_logits: tuple[tuple[int, float], ...]
+    logprobs: TokenLogprobs
 
 
 class PrefillEngine:
@@ -89,7 +91,7 @@ class PrefillEngine:
                 kv = self._first_buffer(self._buffer_size(power), 0, 0, None)
                 x, rotary = self._start(np.zeros(tokens, np.int32), 0, tokens)
                 x, _, _ = self._run_layer(0, x, kv, rotary, 0)
-                jax.block_until_ready(self._last_row(x, 0, 0.0, 0))
+                jax.block_until_ready(self._last_row(x, 0, SamplingRows.greedy(1)))
             if power >= longest_prompt:
                 return
             power *= 2
@@ -102,6 +104,8 @@ class PrefillEngine:
         load_layer: LoadLayer | None = None,
         on_layer: OnLayer | None = None,
         temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
         seed: int = 0,
     ) -> FirstToken:
         """Computes tokens prefix_len .. n - 1 of the prompt and samples the first output token.
@@ -109,13 +113,16 @@ class PrefillEngine:
         load_layer(i) is called once, before layer i of the first chunk, if prefix_len > 0. on_layer(i, start, kv) is
         called as soon as layer i of a chunk has been dispatched: the new KV may still be under way, and it is the
         hook, or the thread it hands kv to, who waits (see LayerKV). Hooks run in this thread and should return soon;
-        what they raise passes through and leaves the engine usable.
+        what they raise passes through and leaves the engine usable. Sampling is as SamplingRows has it.
 
-        Raises ValueError for an empty or too long prompt, an id out of vocabulary, or a prefix that is not within 0
-        .. n - 1.
+        Raises ValueError for an empty or too long prompt, an id out of vocabulary, a prefix that is not within 0
+        .. n - 1, or what check_sampling refuses.
         """
-        ids = np.asarray(prompt_ids, np.int32)
+        ids = np.asarray(prompt_ids, np.int64)
         self._check(ids, prefix_len, load_layer)
+        check_sampling(temperature, top_k, top_p, None)
+        rows = SamplingRows.greedy(1)
+        rows.fill(0, temperature, top_k, top_p, seed, 0)
         chunks = plan_chunks(len(ids), prefix_len, self._chunk)
         size = self._buffer_size(len(ids))
         buffers: list[jax.Array | None] = [None] * len(self._model.layers)
@@ -126,8 +133,10 @@ class PrefillEngine:
                 x, buffers[i], new = self._run_layer(i, x, kv, rotary, start)
                 if on_layer is not None:
                     on_layer(i, start, LayerKV(new, tokens))
-        token, values, top = jax.device_get(self._last_row(x, tokens - 1, temperature, seed))
-        return FirstToken(int(token), tuple(zip(top.tolist(), values.tolist(), strict=True)))
+        token, values, (logprob, top_logprobs, top) = jax.device_get(self._last_row(x, tokens - 1, rows))
+        likeliest = tuple(zip(top[0].tolist(), top_logprobs[0].tolist(), strict=True))
+        top_logits = tuple(zip(top[0].tolist(), values.tolist(), strict=False))
+        return FirstToken(int(token), top_logits, TokenLogprobs(float(logprob[0]), likeliest))
 
     def _check(self, ids: np.ndarray, prefix_len: int, load_layer: LoadLayer | None) -> None:
         config = self._model.config
@@ -180,9 +189,8 @@ class PrefillEngine:
         self._shapes.add((x.shape[0], kv.shape[1]))
         return self._layer(self._model.layers[layer], x, kv, rotary, np.int32(start))
 
-    def _last_row(self, x: jax.Array, row: int, temperature: float, seed: int) -> tuple[jax.Array, ...]:
-        seed = np.uint32(seed & 0xFFFFFFFF)
-        return self._finish(self._model.embedder, x, np.int32(row), np.float32(temperature), seed)
+    def _last_row(self, x: jax.Array, row: int, sampling: SamplingRows) -> tuple:
+        return self._finish(self._model.embedder, x, np.int32(row), sampling)
 
 
 def plan_chunks(tokens: int, prefix_len: int, chunk: int) -> list[tuple[int, int]]:
@@ -212,18 +220,17 @@ def _layer(
     def attend(q: jax.Array, new: jax.Array) -> jax.Array:
         stored["new"] = new
         stored["kv"] = jax.lax.dynamic_update_slice_in_dim(kv, new, start, axis=1)
-        return prefill_attention(q, stored["kv"], start)
+        return attend_chunk(q, stored["kv"], start)
 
     x = nnx.merge(layer_def, params)(x, rotary, attend)
     return x, stored["kv"], stored["new"]
 
 
-def _finish(
-    embedder_def: nnx.GraphDef, params: Params, x: jax.Array, row: jax.Array, temperature: jax.Array, seed: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The first token, and the highest logits and their ids, from one row of hidden states x [T, E]."""
+def _finish(embedder_def: nnx.GraphDef, params: Params, x: jax.Array, row: jax.Array, sampling: SamplingRows) -> tuple:
+    """The first token, the highest logits, and log-probabilities, from one row of hidden states x [T, E]."""
     embedder: Embedder = nnx.merge(embedder_def, params)
     first = jnp.maximum(row - 1, 0)  # two rows, never one: see _SHORTEST_CHUNK
-    logits = embedder.decode(jax.lax.dynamic_slice_in_dim(x, first, 2))[row - first]
-    token = sample(logits[None], temperature[None], seed[None], jnp.zeros(1, jnp.int32))[0]
-    return token, *jax.lax.top_k(logits, min(_TOP, logits.shape[0]))
+    logits = embedder.decode(jax.lax.dynamic_slice_in_dim(x, first, 2))[row - first][None]
+    token = sample(logits, sampling)
+    highest, _ = jax.lax.top_k(logits[0], min(_TOP, logits.shape[1]))
+    return token[0], highest, logprobs(logits, token, jnp.asarray(True))

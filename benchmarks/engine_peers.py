@@ -1,0 +1,121 @@
+"""What the engines are compared with: the same model as one scan over its layers, and in transformers."""
+
+import importlib.util
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mooncake_jax.model.layers import rotary_table
+from mooncake_jax.model.loading import LoadedModel
+from mooncake_jax.parallel.attention import attend_chunk
+
+_NAMES = {
+    "attention_norm/scale": "input_layernorm",
+    "attention/q/kernel": "self_attn.q_proj",
+    "attention/k/kernel": "self_attn.k_proj",
+    "attention/v/kernel": "self_attn.v_proj",
+    "attention/o/kernel": "self_attn.o_proj",
+    "mlp_norm/scale": "post_attention_layernorm",
+    "mlp/gate/kernel": "mlp.gate_proj",
+    "mlp/up/kernel": "mlp.up_proj",
+    "mlp/down/kernel": "mlp.down_proj",
+}
+
+
+def layer_scan(model: LoadedModel, ids: np.ndarray) -> Callable[[], object]:
+    """Prefill of ids as one compiled function without hooks: all layers in a lax.scan, the last token's logits."""
+    layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *model.layers)
+
+    @jax.jit
+    def forward(embedder, layers, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ends = nnx.merge(model.embedder_def, embedder)
+        rotary = rotary_table(model.config, jnp.arange(len(ids)))
+
+        def layer(x: jax.Array, params) -> tuple[jax.Array, jax.Array]:
+            kept = []
+
+            def attend(q: jax.Array, kv: jax.Array) -> jax.Array:
+                kept.append(kv)
+                return attend_chunk(q, kv, 0)
+
+            return nnx.merge(model.layer_def, params)(x, rotary, attend), kept[0]
+
+        x, kv = jax.lax.scan(layer, ends.encode(ids), layers)
+        return ends.decode(x[-2:]), kv
+
+    ids = np.asarray(ids, np.int32)
+    return lambda: jax.block_until_ready(forward(model.embedder, layers, ids))
+
+
+def transformers_peer(model: LoadedModel) -> "TransformersPeer | None":
+    """The same weights in transformers; None if it or torch is not installed."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        return None
+    return TransformersPeer(model)
+
+
+class TransformersPeer:
+    def __init__(self, model: LoadedModel):
+        import torch
+        from transformers import LlamaForCausalLM
+
+        self._torch = torch
+        dtype = getattr(torch, np.dtype(model.dtype).name)
+        self._model = LlamaForCausalLM(_config(model)).to(dtype).eval()
+        self._model.load_state_dict({name: _tensor(torch, leaf, dtype) for name, leaf in _state(model)}, strict=False)
+
+    def prefill(self, ids: np.ndarray) -> object:
+        with self._torch.inference_mode():
+            ids = self._torch.from_numpy(ids.astype(np.int64))[None]
+            return self._model(ids, use_cache=True, logits_to_keep=1).cache
+
+    def decoding(self, batch: int, context: int) -> Callable[[], object]:
+        """A call that adds one greedy token to each request of a batch, whose caches hold context tokens at first."""
+        with self._torch.inference_mode():
+            cache = self.prefill(np.zeros(context, np.int64))
+            cache.batch_repeat_interleave(batch)
+        tokens = self._torch.zeros((batch, 1), dtype=self._torch.int64)
+
+        def step() -> object:
+            with self._torch.inference_mode():
+                return self._model(tokens, cache=cache, use_cache=True).logits.argmax(-1)
+
+        return step
+
+
+def _config(model: LoadedModel):
+    from transformers import LlamaConfig
+
+    config = model.config
+    return LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_context,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        tie_word_embeddings=config.tie_word_embeddings,
+    )
+
+
+def _state(model: LoadedModel):
+    """(transformers' name, array in transformers' orientation) of all parameters."""
+    yield "model.embed_tokens.weight", model.embedder["embedding"]
+    yield "model.norm.weight", model.embedder["norm"]["scale"]
+    if model.embedder.get("head") is not None:
+        yield "lm_head.weight", model.embedder["head"].T
+    for i, layer in enumerate(model.layers):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(layer):
+            name = _NAMES["/".join(str(key.key) for key in path)]
+            yield f"model.layers.{i}.{name}.weight", leaf.T
+
+
+def _tensor(torch, leaf: jax.Array, dtype):
+    return torch.from_numpy(np.array(leaf, np.float32)).to(dtype)
