@@ -10,19 +10,8 @@ from flax import nnx
 
 from mooncake_jax.model.layers import rotary_table
 from mooncake_jax.model.loading import LoadedModel
+from mooncake_jax.model.weights import LAYER_NAMES
 from mooncake_jax.parallel.attention import attend_chunk
-
-_NAMES = {
-    "attention_norm/scale": "input_layernorm",
-    "attention/q/kernel": "self_attn.q_proj",
-    "attention/k/kernel": "self_attn.k_proj",
-    "attention/v/kernel": "self_attn.v_proj",
-    "attention/o/kernel": "self_attn.o_proj",
-    "mlp_norm/scale": "post_attention_layernorm",
-    "mlp/gate/kernel": "mlp.gate_proj",
-    "mlp/up/kernel": "mlp.up_proj",
-    "mlp/down/kernel": "mlp.down_proj",
-}
 
 
 def layer_scan(model: LoadedModel, ids: np.ndarray) -> Callable[[], object]:
@@ -113,7 +102,7 @@ def _state(model: LoadedModel):
         yield "lm_head.weight", model.embedder["head"].T
     for i, layer in enumerate(model.layers):
         for path, leaf in jax.tree_util.tree_leaves_with_path(layer):
-            name = _NAMES["/".join(str(key.key) for key in path)]
+            name = LAYER_NAMES["/".join(str(key.key) for key in path)]
             yield f"model.layers.{i}.{name}.weight", leaf.T
 
 

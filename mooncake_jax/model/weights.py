@@ -15,7 +15,8 @@ from mooncake_jax.model.llama import LlamaParts, Params, abstract_parts
 from mooncake_jax.model.placement import Part, leaf_name, place
 from mooncake_jax.model.sources import WeightSource
 
-_LAYER = {
+# Our path of a layer's parameter -> its name in HF's layout, behind "model.layers.N.".
+LAYER_NAMES = {
     "attention_norm/scale": "input_layernorm",
     "attention/q/kernel": "self_attn.q_proj",
     "attention/k/kernel": "self_attn.k_proj",
@@ -83,7 +84,7 @@ def _wanted(config: LlamaConfig, parts: LlamaParts) -> dict[str, tuple[int, ...]
 
 def _hf_name(part: Part, leaf: str) -> str:
     if part[0] == "layers":
-        return f"model.layers.{part[1]}.{_LAYER[leaf]}.weight"
+        return f"model.layers.{part[1]}.{LAYER_NAMES[leaf]}.weight"
     return f"{_ENDS[leaf]}.weight"
 
 
