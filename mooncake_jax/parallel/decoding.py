@@ -10,6 +10,7 @@ Legend: B batch, S context tokens, L layers, N pages, K KV heads, D head dim, E 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,16 @@ class _Running:
     logprobs: TokenLogprobs | None = None  # of the newest token
 
 
+class _Rows(NamedTuple):
+    """What a step needs to know of each request in it, on the device from one step to the next."""
+
+    tokens: jax.Array  # int32 [B]; the newest of each request
+    positions: jax.Array  # int32 [B]; where it stands
+    table: jax.Array  # int32 [B, P]; the request's pages
+    sampling: SamplingRows
+    logprobs: jax.Array  # bool; whether any request asked for them
+
+
 class DecodingEngine:
     """One model's batch and its pages. Not thread-safe: one thread joins, steps and leaves."""
 
@@ -54,18 +65,19 @@ class DecodingEngine:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         config = model.config
         self._model, self._max_batch, self._page = model, max_batch, page_size
-        shape = (num_pages + 1, 2, page_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_pages + 1, 2, page_size, config.num_kv_heads, config.head_dim)
         # bfloat16 is kept as its bits: see read_pages.
         self._stored = np.dtype(np.uint16) if model.dtype.itemsize == 2 else np.dtype(model.dtype)
-        self._pages = tuple(jnp.zeros(shape, self._stored) for _ in model.layers)
-        # A bfloat16 product with one row is ten times slower than with two on CPUs; in float32 one row is the fastest.
-        self._smallest_batch = 2 if model.dtype.itemsize == 2 else 1
+        self._pages = jnp.zeros(shape, self._stored)
         self._free = list(range(num_pages, _SCRATCH, -1))
         self._num_pages = num_pages
         tile = pages_per_tile(page_size)
         self._table_width = -(-self.pages_for(config.max_context) // tile) * tile
         self._running: dict[int, _Running] = {}
-        self._step = jax.jit(partial(_step, model), donate_argnums=1)
+        self._rows: tuple[list[int], _Rows] | None = None  # of the last step's requests; None when one joined or left
+        leaves, structure = jax.tree.flatten((model.embedder, model.layers))
+        self._weights = _pack(leaves)
+        self._step = jax.jit(partial(_step, model, structure), donate_argnums=1)
         self._write = jax.jit(_write, donate_argnums=0)
 
     @property
@@ -82,9 +94,9 @@ class DecodingEngine:
 
     def warm_up(self) -> None:
         """Compiles the step for every batch size and the filling of pages for every prompt length."""
-        size = self._smallest_batch
+        size = 1
         while True:
-            jax.block_until_ready(self._call([], size))
+            jax.block_until_ready(self._call(self._make_rows([], size)))
             if size >= self._max_batch:
                 break
             size *= 2
@@ -135,6 +147,7 @@ class DecodingEngine:
         self._fill(pages[: self.pages_for(tokens)], kv)
         sampling = (temperature, top_k, top_p, seed)
         self._running[request_id] = _Running(pages, tokens, max_context_tokens, first_token, sampling, logprobs)
+        self._rows = None
 
     def step(self, request_ids: Sequence[int] | None = None) -> dict[int, int]:
         """Generates one token for each of these requests (all in the batch if None): request id -> token.
@@ -150,14 +163,17 @@ class DecodingEngine:
                 raise CapacityError(
                     f"request {request_id}: all its {request.max_context} tokens are generated; let it leave"
                 )
-        running = list(stepping.values())
-        tokens, taken = self._call(running, self._batch_bucket(len(running)))
-        tokens = np.asarray(tokens).tolist()
+        ids, running = list(stepping), list(stepping.values())
+        if self._rows is None or self._rows[0] != ids:
+            self._rows = ids, self._make_rows(running, 1 << (len(running) - 1).bit_length())
+        following, taken = self._call(self._rows[1])
+        tokens = np.asarray(following.tokens).tolist()
         for request, token in zip(running, tokens, strict=False):
             request.context, request.outputs, request.token = request.context + 1, request.outputs + 1, token
+        self._rows = ids, following
         if any(request.wanted_logprobs is not None for request in running):
             _keep_logprobs(running, *jax.device_get(taken))
-        return dict(zip(stepping, tokens, strict=False))
+        return dict(zip(ids, tokens, strict=False))
 
     def logprobs(self, request_id: int) -> TokenLogprobs | None:
         """Those of the request's newest token; None before its first step or if it did not ask for them. Raises
@@ -171,6 +187,7 @@ class DecodingEngine:
     def leave(self, request_id: int) -> None:
         """Takes a request out of the batch and frees its pages. Raises KeyError if it is not in it."""
         self._free.extend(reversed(self._running.pop(request_id).pages))
+        self._rows = None
 
     def check(self) -> None:
         """Asserts that every page is free or owned by one request, and that no request outgrew its pages."""
@@ -207,19 +224,14 @@ class DecodingEngine:
         bucket = 1 << (len(pages) - 1).bit_length()
         ids = np.full(bucket, _SCRATCH, np.int32)
         ids[: len(pages)] = pages
-        filled = []
-        for own, layer in zip(self._pages, kv, strict=True):
+        for i, layer in enumerate(kv):
             # Fresh memory for each layer: JAX may read it, uncopied, until the write has happened.
             data = np.zeros((2, bucket * self._page, *layer.shape[2:]), self._stored)
             data[:, : layer.shape[1]] = layer.view(self._stored)
-            filled.append(self._write(own, ids, data))
-        self._pages = tuple(filled)
+            self._pages = self._write(self._pages, np.int32(i), ids, data)
 
-    def _batch_bucket(self, requests: int) -> int:
-        return max(self._smallest_batch, 1 << (requests - 1).bit_length())
-
-    def _call(self, running: list[_Running], size: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """Runs the compiled step over the requests, padded to size rows: next tokens [size], and their logprobs."""
+    def _make_rows(self, running: list[_Running], size: int) -> _Rows:
+        """The requests' rows, padded to size."""
         tokens, positions = np.zeros((2, size), np.int32)
         table = np.full((size, self._table_width), _SCRATCH, np.int32)
         sampling = SamplingRows.greedy(size)
@@ -227,10 +239,14 @@ class DecodingEngine:
             tokens[row], positions[row] = request.token, request.context
             table[row, : len(request.pages)] = request.pages
             sampling.fill(row, *request.sampling, request.outputs)
-        wanted = np.asarray(any(request.wanted_logprobs is not None for request in running))
-        params = (self._model.embedder, self._model.layers)
-        result, self._pages = self._step(params, self._pages, tokens, positions, table, sampling, wanted)
-        return result
+        wanted = any(request.wanted_logprobs is not None for request in running)
+        return jax.device_put(_Rows(tokens, positions, table, sampling, np.asarray(wanted)))
+
+    def _call(self, rows: _Rows) -> tuple[_Rows, tuple[jax.Array, ...]]:
+        """Runs the compiled step: the rows for the next one, with the tokens it generated, and their logprobs."""
+        (tokens, positions, index, taken), self._pages = self._step(self._weights, self._pages, rows)
+        sampling = rows.sampling._replace(index=index)
+        return rows._replace(tokens=tokens, positions=positions, sampling=sampling), taken
 
 
 def _keep_logprobs(running: list[_Running], taken: np.ndarray, top: np.ndarray, ids: np.ndarray) -> None:
@@ -240,33 +256,57 @@ def _keep_logprobs(running: list[_Running], taken: np.ndarray, top: np.ndarray, 
             request.logprobs = TokenLogprobs(float(taken[row]), tuple(likeliest)[: request.wanted_logprobs])
 
 
-def _write(pages: jax.Array, ids: jax.Array, kv: jax.Array) -> jax.Array:
-    """pages [N, 2, page, K, D] with kv [2, P * page, K, D] written to those that ids [P] name."""
-    cut = kv.reshape(2, ids.shape[0], *pages.shape[2:])
-    return pages.at[ids].set(cut.swapaxes(0, 1))
+def _write(pages: jax.Array, layer: jax.Array, ids: jax.Array, kv: jax.Array) -> jax.Array:
+    """pages [L, N, 2, page, K, D] with a layer's kv [2, P * page, K, D] written to those that ids [P] name."""
+    cut = kv.reshape(2, ids.shape[0], *pages.shape[3:])
+    return pages.at[layer, ids].set(cut.swapaxes(0, 1))
+
+
+def _pack(leaves: Sequence[jax.Array]) -> tuple[list[jax.Array | None], jax.Array]:
+    """Weights as a step takes them: a flat list, with the norms' vectors [E] taken out and stacked.
+
+    A nested tree of a few hundred arrays takes most of the host's time in a step: JAX walks it, and looks at each.
+    """
+    return [leaf if leaf.ndim > 1 else None for leaf in leaves], jnp.stack([leaf for leaf in leaves if leaf.ndim == 1])
+
+
+def _unpack(leaves: Sequence[jax.Array | None], vectors: jax.Array) -> list[jax.Array]:
+    rows = iter(vectors)
+    return [next(rows) if leaf is None else leaf for leaf in leaves]
 
 
 def _step(
     model: LoadedModel,
-    params: tuple[Params, tuple[Params, ...]],
-    pages: tuple[jax.Array, ...],
-    tokens: jax.Array,
-    positions: jax.Array,
-    table: jax.Array,
-    sampling: SamplingRows,
-    wanted: jax.Array,
-) -> tuple[tuple, tuple[jax.Array, ...]]:
-    """Next tokens [B] and their logprobs, and the pages with the newest tokens' KV in them: tokens [B] at positions."""
-    embedder: Embedder = nnx.merge(model.embedder_def, params[0])
-    x, rotary = embedder.encode(tokens), rotary_table(model.config, positions)
+    structure: jax.tree_util.PyTreeDef,
+    weights: tuple[list[jax.Array | None], jax.Array],
+    pages: jax.Array,
+    requests: _Rows,
+) -> tuple[tuple, jax.Array]:
+    """Next tokens, positions, and sampling indices, each [B], the tokens' logprobs, and the pages with the newest
+    tokens' KV in them.
+    """
+    tokens, positions, table, sampling, wanted = requests
+    embedder_params, layers = jax.tree.unflatten(structure, _unpack(*weights))
+    embedder: Embedder = nnx.merge(model.embedder_def, embedder_params)
+    rows = _rows(len(tokens), model.dtype)
+    # The barrier keeps XLA from computing cosines and sines anew in every layer.
+    rotary = jax.lax.optimization_barrier(rotary_table(model.config, positions[rows]))
+    x, (count, of_a_layer, *page) = embedder.encode(tokens[rows]), pages.shape
+    all_pages = pages.reshape(-1, *page)
     layer = jax.jit(partial(_layer, model.layer_def))  # so that JAX traces it once, not once a layer
-    written = []
-    for layer_params, own in zip(params[1], pages, strict=True):
-        x, own = layer(layer_params, x, own, rotary, table, positions)
-        written.append(own)
-    logits = embedder.decode(x)
+    for i in range(count):
+        x, all_pages = layer(layers[i], x, all_pages, rotary, table + i * of_a_layer, positions)
+    logits = embedder.decode(x)[: len(tokens)]
     following = sample(logits, sampling)
-    return (following, logprobs(logits, following, wanted)), tuple(written)
+    taken = logprobs(logits, following, wanted)
+    return (following, positions + 1, sampling.index + 1, taken), all_pages.reshape(pages.shape)
+
+
+def _rows(batch: int, dtype: jnp.dtype) -> np.ndarray:
+    """Which request each row of hidden states belongs to: one each, but never one row alone in bfloat16, whose product
+    takes ten times as long on CPUs as that of two.
+    """
+    return np.arange(max(batch, 2 if dtype.itemsize == 2 else 1)) % batch
 
 
 def _layer(
@@ -278,17 +318,20 @@ def _layer(
     table: jax.Array,
     positions: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """One layer over the newest token of each request: x [B, E] and its pages, the token's KV written to them."""
-    page = pages.shape[2]
+    """One layer over the newest token of each request: x [rows, E] (see _rows), all pages [L * N, 2, page, K, D] and
+    the table [B, P] of this layer's -> x, the pages with the tokens' KV written to them.
+    """
+    page, (batch, _) = pages.shape[2], table.shape
     ids = jnp.take_along_axis(table, (positions // page)[:, None], axis=1)[:, 0]
     # One row is written twice: XLA makes an update slice of a single write, and on CPUs copies all pages around it.
-    rows = np.arange(max(len(ids), 2)) % len(ids)
+    written = np.arange(max(batch, 2)) % batch
     stored = {}
 
     def attend(q: jax.Array, kv: jax.Array) -> jax.Array:
         new = kv if kv.dtype == pages.dtype else jax.lax.bitcast_convert_type(kv, pages.dtype)
-        stored["pages"] = pages.at[ids[rows], :, (positions % page)[rows]].set(new[:, rows].swapaxes(0, 1))
-        return attend_pages(q, stored["pages"], table, positions + 1)
+        new = new[:, written].swapaxes(0, 1)
+        stored["pages"] = pages.at[ids[written], :, (positions % page)[written]].set(new, mode="promise_in_bounds")
+        return attend_pages(q[:batch], stored["pages"], table, positions + 1)[np.arange(len(q)) % batch]
 
     x = nnx.merge(layer_def, params)(x, rotary, attend)
     return x, stored["pages"]
