@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO, Outcome, Request
+from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO, Outcome, Request, TokenLogprobs
 
 STATUSES = (COMPLETED, REJECTED, FAILED)
 
@@ -43,6 +43,7 @@ def outcome(
     decoding_instance: str | None = None,
     token_ids: Sequence[int] | None = None,
     text: str | None = None,
+    logprobs: Sequence[TokenLogprobs] | None = None,
 ) -> Outcome:
     """How a request ended, with its latencies: token_times are the seconds at which its output tokens came.
 
@@ -69,6 +70,7 @@ def outcome(
         decoding_instance=decoding_instance,
         token_ids=None if token_ids is None else tuple(token_ids),
         text=text,
+        logprobs=None if logprobs is None else tuple(logprobs),
     )
 
 
@@ -118,6 +120,8 @@ def outcome_row(outcome: Outcome) -> dict:
     """The outcome as a row of requests.jsonl, ready for JSON; its keys are Outcome's fields, in their order."""
     row = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
     row["token_ids"] = None if outcome.token_ids is None else list(outcome.token_ids)
+    if outcome.logprobs is not None:
+        row["logprobs"] = [{"logprob": token.logprob, "top": token.top} for token in outcome.logprobs]
     return row
 
 

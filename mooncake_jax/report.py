@@ -58,7 +58,8 @@ class Progress:
 
 
 def print_results(outcomes: Iterable[Outcome], summary: dict) -> None:
-    """Prints each request's text (or why it has none) on one line, the table of requests, and the summary.
+    """Prints each request's text (or why it has none) on one line, the table of requests, and the summary: that of
+    metrics.summarise, perhaps with "engine", how real engines computed.
 
     Of more than 2 * SHOWN_AT_END requests, the first and last SHOWN_AT_END are shown.
     """
@@ -155,6 +156,9 @@ def _summary_table(summary: dict) -> Table:
     table.add_row("tokens/s", Text(f"{output} output, {total} with the prompts"))
     goodput, attainment = _number(summary["goodput_requests_per_s"], 2), _percent(summary["attainment"])
     table.add_row("goodput", Text(f"{goodput} requests/s, {attainment} of requests within the SLO"))
+    if engine := summary.get("engine"):
+        compiled, seconds = sum(engine["compiled"].values()), max(engine["warm_up_s"].values())
+        table.add_row("engine", Text(f"{engine['dtype']}; {compiled} shapes warmed up in {_number(seconds, 1)} s"))
     table.add_row("SLO", Text(f"TTFT {_limit(slo['ttft_s'])}, TBT {_limit(slo['tbt_s'])}"))
     return table
 

@@ -1,4 +1,4 @@
-"""A request, the service levels it is held to, and how it ended.
+"""A request and how its tokens are chosen, the service levels it is held to, and how it ended.
 
 Floor 0: knows nothing of models, schedulers or ranks. Times are seconds since the start of the run.
 """
@@ -10,13 +10,51 @@ COMPLETED = "completed"
 REJECTED = "rejected"
 FAILED = "failed"
 
+MOST_LOGPROBS = 20  # alternatives a token that can be asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a request's tokens are chosen. Raises ValueError naming the first value that cannot be sampled with."""
+
+    temperature: float = 0.0  # 0 takes the likeliest token, whatever the rest says
+    top_k: int = 0  # draw only from the k likeliest; 0 from all
+    top_p: float = 1.0  # draw only from the fewest that hold p of the probability; 1 from all
+    seed: int = 0  # the low 32 bits count
+    logprobs: int | None = None  # log-probabilities of the token taken and of so many likeliest; None: of none
+
+    def __post_init__(self):
+        for name, sound, wanted in (
+            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or more"),
+            ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (all tokens)"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS, f"0 to {MOST_LOGPROBS}"),
+        ):
+            if not sound:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities by the model's own logits: of the token taken, and of the likeliest ones as
+    (id, logprob), highest first. Temperature, top_k and top_p do not change them.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+    def limited(self, count: int | None) -> "TokenLogprobs | None":
+        """With at most so many of the likeliest; None for None, as Sampling.logprobs has it."""
+        return None if count is None else TokenLogprobs(self.logprob, self.top[:count])
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a user asks for.
 
-    prompt_ids and block_keys are empty where only lengths are known. output_length is the most tokens the user takes
-    (exactly that many with ignore_eos): instances stop by it, but no scheduling policy may read it.
+    prompt_ids and block_keys are empty where only lengths are known. output_length is the most tokens the user takes:
+    instances stop by it, but no scheduling policy may read it. An output ends sooner with one of stop_ids, when its
+    text holds one of the texts in stop, and, without ignore_eos, with the model's own end of text.
     """
 
     id: str
@@ -25,9 +63,10 @@ class Request:
     output_length: int
     prompt_ids: tuple[int, ...] = ()
     block_keys: tuple[bytes, ...] = ()  # one for each full block of the prompt, chained (report 3)
-    temperature: float = 0.0  # 0: greedy
+    sampling: Sampling = Sampling()
     ignore_eos: bool = False
-    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     cache_salt: str = ""  # tenants with different salts share no blocks
 
 
@@ -61,3 +100,4 @@ class Outcome:
     decoding_instance: str | None
     token_ids: tuple[int, ...] | None
     text: str | None
+    logprobs: tuple[TokenLogprobs, ...] | None  # one for each token, where the request asked for them

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from mooncake_jax.cache.keys import block_keys, root_key
-from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
+from mooncake_jax.cluster.frontend import ServingLimits, answers, tokenise, with_block_keys, within_context
 from mooncake_jax.errors import UsageError
-from mooncake_jax.request import Request
+from mooncake_jax.metrics import outcome
+from mooncake_jax.request import COMPLETED, Request, Sampling
 from mooncake_jax.workload.prompts import Prompt
 
 LIMITS = ServingLimits(max_context=100, vocab_size=50, device_kv_tokens=80)
@@ -62,15 +63,29 @@ def test_what_cannot_be_served_needs_no_keys(token_id):
 
 
 def test_ids_need_no_tokenizer_and_text_does():
-    by_ids = Prompt("a", 1.0, prompt_ids=(3, 4), max_tokens=9, temperature=0.5, ignore_eos=True)
-    [r] = tokenise([by_ids], None, seed=7)
-    assert (r.arrival, r.prompt_tokens, r.output_length, r.temperature, r.ignore_eos, r.seed) == (
-        1.0,
-        2,
-        9,
-        0.5,
-        True,
-        7,
-    )
+    options = {"max_tokens": 9, "temperature": 0.5, "ignore_eos": True, "stop_token_ids": (8,)}
+    [r] = tokenise([Prompt("a", 1.0, prompt_ids=(3, 4), **options)], None, seed=7)
+    assert (r.arrival, r.prompt_tokens, r.output_length, r.ignore_eos, r.stop_ids) == (1.0, 2, 9, True, (8,))
+    assert r.sampling == Sampling(0.5, seed=7)
     with pytest.raises(UsageError, match="prompt b: this model has no tokenizer"):
         tokenise([Prompt("b", 0.0, text="hello")], None, seed=0)
+    with pytest.raises(UsageError, match="prompt c: .* give stop_token_ids instead of stop"):
+        tokenise([Prompt("c", 0.0, prompt_ids=(3,), stop=("end",))], None, seed=0)
+
+
+def test_sampling_is_the_prompts_own_and_seeds_count_up():
+    own = Prompt("b", 0.0, prompt_ids=(1,), temperature=1.0, top_k=4, top_p=0.5, seed=70, logprobs=2)
+    counted, named = tokenise([Prompt("a", 0.0, prompt_ids=(1,)), own], None, seed=7)
+    assert (counted.sampling.seed, named.sampling) == (7, Sampling(1.0, 4, 0.5, 70, 2))
+
+
+def test_an_answer_ends_before_its_own_stop_string():
+    class Letters:
+        def decode(self, ids):
+            return "".join(map(chr, ids))
+
+    requests = [request(id="a", stop=("d", "cd")), request(id="b")]
+    text = answers(Letters(), requests)
+    told = [text(outcome(r, COMPLETED, token_times=(1.0,) * 4, token_ids=list(b"abcd"))) for r in requests]
+    assert told == ["ab", "abcd"]
+    assert text(outcome(requests[0], COMPLETED)) is None

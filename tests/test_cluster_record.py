@@ -6,10 +6,12 @@ import pytest
 
 from mooncake_jax.cache.pool import Block
 from mooncake_jax.cluster.record import Recorded, decode, digest, encode
-from mooncake_jax.request import Request
+from mooncake_jax.request import Request, Sampling, TokenLogprobs
 from mooncake_jax.sched import messages as m
 
-REQUEST = Request("r1", 0.5, 3, 7, (1, 2, 3), (b"\x00" * 32, b"\xff" * 32), 0.7, True, 11)
+SAMPLING = Sampling(0.7, 5, 0.5, 11, 2)
+REQUEST = Request("r1", 0.5, 3, 7, (1, 2, 3), (b"\x00" * 32, b"\xff" * 32), SAMPLING, True, ("end", "."), (4, 5))
+LOGPROBS = TokenLogprobs(-0.5, ((7, -0.5), (8, -1.25)))
 BLOCKS = (Block(b"\x01" * 32, 4), Block(b"\x02" * 32, 0))
 MESSAGES = [
     m.Arrived(REQUEST),
@@ -19,7 +21,7 @@ MESSAGES = [
     m.PrefillFailed(1, "prefill0", "why"),
     m.BlocksReplicated(3, "prefill1", BLOCKS),
     m.BlocksReplicated(3, "prefill1", (), "lost"),
-    m.TokensDecoded("decode0", 1.25, (m.Token(1, 7, False), m.Token(2, None, True))),
+    m.TokensDecoded("decode0", 1.25, (m.Token(1, 7, False, LOGPROBS), m.Token(2, None, True))),
     m.DecodingFailed(1, "decode0", "why"),
     m.NodeLost("decode0"),
     m.Expired("r1"),
@@ -28,8 +30,9 @@ MESSAGES = [
     m.ReplicateBlocks(1, "prefill1", BLOCKS, BLOCKS),
     m.CopyLost(1, "why"),
     m.KVCacheReceived(1, REQUEST, None),
-    m.KVCacheLoaded(1),
-    m.StepDone(((1, 7), (2, None)), 0.01),
+    m.KVCacheReceived(1, REQUEST, 7, LOGPROBS),
+    m.KVCacheLoaded(1, True),
+    m.StepDone(((1, 7), (2, None)), 0.01, (2,), ((1, LOGPROBS),)),
     m.StepFailed("why"),
     m.Cancel(1),
 ]

@@ -120,6 +120,23 @@ def test_terminal_shows_rows_and_summary(mixed):
     assert "\x1b" not in mixed.stdout, "no escape codes where there is no terminal"
 
 
+def test_what_was_compiled_is_told(mixed):
+    engine = mixed.summary()["engine"]
+    assert (engine["dtype"], engine["dtype_measured"]) == ("float32", None)
+    # Prompts of up to 2048 tokens in chunks of 64: three chunk lengths and three buffers; batches of up to 16.
+    assert engine["compiled"] == {"prefill0": 9, "decode0": 13}
+    assert "9 shapes warmed up" in mixed.stdout and "22 shapes warmed up" in mixed.stdout
+
+
+def test_auto_takes_the_dtype_that_it_measures_as_faster(tmp_path):
+    path = write_prompts(tmp_path / "prompts.jsonl", [prompt("a", 20)])
+    run = replay(tmp_path / "out", TINY, f"--prompts={path}", "--prefill=1", "--dtype=auto")
+    assert run.code == 0, run.stderr
+    chosen = run.summary()["engine"]["dtype"]
+    assert chosen in ("float32", "bfloat16") and run.summary()["settings"]["config"]["dtype"] == chosen
+    assert f"--dtype=auto: {chosen} (float32: prefill" in run.stdout
+
+
 def test_fresh_actors_answer_the_recorded_messages_alike(mixed):
     settings = ActorSettings.from_json(mixed.summary()["settings"])
     assert len(mixed.events()) > 50

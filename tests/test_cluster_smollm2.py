@@ -91,6 +91,63 @@ def test_the_record_replays_to_the_same_actions(golden):
     assert replayed_differences(golden, settings.actors()) == []
 
 
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory, smollm2_path):
+    """One golden prompt, asked for in every way that its tokens can be chosen and its answer can end."""
+    case, folder = BY_NAME["plain4"], tmp_path_factory.mktemp("sampled")
+    middle = case["text"][len(case["text"]) // 2 :][:6]
+    asked = {
+        "logprobs": {"logprobs": 2},
+        "stop": {"stop": ["never there", middle]},
+        "stop at once": {"stop": [case["text"].strip()[0]]},
+        "stop id": {"stop_token_ids": [case["greedy"][4]]},
+        "one of one": {"temperature": 2.0, "top_k": 1},
+        "least share": {"temperature": 2.0, "top_p": 1e-6},
+        "drawn": {"temperature": 1.5, "top_k": 50, "top_p": 0.95, "seed": 5},
+        "drawn again": {"temperature": 1.5, "top_k": 50, "top_p": 0.95, "seed": 5},
+        "drawn otherwise": {"temperature": 1.5, "top_k": 50, "top_p": 0.95, "seed": 6},
+    }
+    common = {"prompt_ids": case["prompt_ids"], "max_tokens": len(case["greedy"]), "ignore_eos": True}
+    prompts = [{"id": name, **common, **options} for name, options in asked.items()]
+    path = write_prompts(folder / "prompts.jsonl", prompts)
+    run = replay(folder / "out", f"--model={smollm2_path}", f"--prompts={path}", "--prefill=1", "--interval_s=0.05")
+    assert run.code == 0, run.stderr
+    return run
+
+
+def test_sampling_options_reach_the_engines(sampled):
+    greedy = BY_NAME["plain4"]["greedy"]
+    tokens = {name: row["token_ids"] for name, row in sampled.rows().items()}
+    assert tokens["one of one"] == tokens["least share"] == greedy
+    assert tokens["drawn"] == tokens["drawn again"] != tokens["drawn otherwise"]
+    assert greedy not in (tokens["drawn"], tokens["drawn otherwise"])
+
+
+def test_logprobs_come_with_every_token_that_asked_for_them(sampled):
+    rows = sampled.rows()
+    told = rows.pop("logprobs")
+    assert told["token_ids"] == BY_NAME["plain4"]["greedy"] == [token["top"][0][0] for token in told["logprobs"]]
+    assert all(token["logprob"] == token["top"][0][1] > token["top"][1][1] for token in told["logprobs"])
+    assert {len(token["top"]) for token in told["logprobs"]} == {2}
+    assert all(row["logprobs"] is None for row in rows.values())
+
+
+def test_answers_end_at_stop_strings_and_stop_ids(sampled):
+    case, rows = BY_NAME["plain4"], sampled.rows()
+    middle = case["text"][len(case["text"]) // 2 :][:6]
+    stopped = rows["stop"]
+    assert stopped["text"] == case["text"][: case["text"].find(middle)]
+    assert stopped["token_ids"] == case["greedy"][: len(stopped["token_ids"])]
+    assert 0 < len(stopped["token_ids"]) < len(case["greedy"])
+    assert rows["stop at once"]["output_tokens"] == 1 and not rows["stop at once"]["text"].strip()
+    assert rows["stop id"]["token_ids"] == case["greedy"][: case["greedy"].index(case["greedy"][4]) + 1]
+
+
+def test_stops_replay_to_the_same_actions(sampled):
+    settings = ActorSettings.from_json(sampled.summary()["settings"])
+    assert replayed_differences(sampled, settings.actors()) == []
+
+
 def test_the_builtin_prompts_are_served(tmp_path, smollm2_path):
     run = replay(tmp_path / "out", f"--model={smollm2_path}")
     rows = run.rows()

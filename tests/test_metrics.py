@@ -9,11 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_jax.metrics import attained, outcome, outcome_row, percentile, summarise
-from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO, Request
+from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO, Request, TokenLogprobs
 
 ROW_KEYS = [
     *("id", "arrival_s", "prompt_tokens", "reused_tokens", "output_tokens", "status", "reason", "ttft_s"),
-    *("tbt_mean_s", "tbt_p90_s", "tbt_top10_s", "prefill_instance", "decoding_instance", "token_ids", "text"),
+    *(
+        "tbt_mean_s",
+        "tbt_p90_s",
+        "tbt_top10_s",
+        "prefill_instance",
+        "decoding_instance",
+        "token_ids",
+        "text",
+        "logprobs",
+    ),
 ]
 
 
@@ -128,3 +137,5 @@ def test_row_keys_and_json():
     assert list(row) == ROW_KEYS
     assert json.loads(json.dumps(row, allow_nan=False)) == row
     assert row["token_ids"] == [3, 4] and row["reason"] is None and row["decoding_instance"] is None
+    told = outcome_row(ended(times=[1.0], token_ids=(3,), logprobs=[TokenLogprobs(-0.5, ((3, -0.5), (9, -1.0)))]))
+    assert json.loads(json.dumps(told))["logprobs"] == [{"logprob": -0.5, "top": [[3, -0.5], [9, -1.0]]}]

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from mooncake_jax.model.sampling import MOST_LOGPROBS, SamplingRows, check_sampling, logprobs, sample
+from mooncake_jax.model.sampling import SamplingRows, logprobs, sample
+from mooncake_jax.request import MOST_LOGPROBS, Sampling
 
 sample_jitted = jax.jit(sample)
 LOGITS = np.array([2.0, 1.0, 0.0, -1.0, -5.0], np.float32)
@@ -42,6 +43,7 @@ def test_frequencies_follow_the_softmax():
         ({"top_p": 0.6}, [0]),  # the softmax is 0.64, 0.24, 0.09, 0.03, 0.0006
         ({"top_p": 0.7}, [0, 1]),
         ({"top_p": 1e-9}, [0]),
+        ({"top_p": 1e-60}, [0]),
         ({"top_k": 2, "top_p": 0.72}, [0]),  # of the two that top_k leaves, the first has 0.73
         ({"top_k": 2, "top_p": 0.74}, [0, 1]),
     ],
@@ -95,17 +97,17 @@ def test_logprobs_are_those_of_the_softmax():
 @pytest.mark.parametrize(
     "values, complaint",
     [
-        ((-0.1, 0, 1.0, None), "temperature is -0.1; it must be 0"),
-        ((float("nan"), 0, 1.0, None), "temperature is nan"),
-        ((1.0, -1, 1.0, None), "top_k is -1"),
-        ((1.0, 0, 0.0, None), "top_p is 0.0"),
-        ((1.0, 0, 1.1, None), "top_p is 1.1"),
-        ((1.0, 0, 1.0, 21), "logprobs is 21; it must be 0 to 20"),
+        ({"temperature": -0.1}, "temperature is -0.1; it must be 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"logprobs": 21}, "logprobs is 21; it must be 0 to 20"),
     ],
 )
 def test_values_that_cannot_be_sampled_with_are_named(values, complaint):
     with pytest.raises(ValueError, match=complaint):
-        check_sampling(*values)
+        Sampling(**values)
 
 
 def test_seed_and_index_matter():

@@ -84,6 +84,15 @@ def test_what_a_server_would_refuse_still_loads(tmp_path, fields):
         ('{"id": "b", "prompt": "x", "temperature": -1}', "field temperature is -1"),
         ('{"id": "b", "prompt": "x", "temperature": NaN}', "field temperature is NaN"),
         ('{"id": "b", "prompt": "x", "ignore_eos": 1}', "field ignore_eos is 1"),
+        ('{"id": "b", "prompt": "x", "top_k": -1}', "field top_k is -1"),
+        ('{"id": "b", "prompt": "x", "top_k": 9999999999}', "field top_k is 9999999999"),
+        ('{"id": "b", "prompt": "x", "top_p": 0}', "field top_p is 0"),
+        ('{"id": "b", "prompt": "x", "top_p": 1.5}', "field top_p is 1.5"),
+        ('{"id": "b", "prompt": "x", "seed": 1.5}', "field seed is 1.5"),
+        ('{"id": "b", "prompt": "x", "logprobs": 21}', "field logprobs is 21"),
+        ('{"id": "b", "prompt": "x", "stop": "end"}', 'field stop is "end"'),
+        ('{"id": "b", "prompt": "x", "stop": [""]}', 'field stop is [""]'),
+        ('{"id": "b", "prompt": "x", "stop_token_ids": 5}', "field stop_token_ids is 5"),
         ('{"id": "b", "prompt": "x", "arrival_s": -0.5}', "field arrival_s is -0.5"),
         ('{"id": "b", "prompt": "x", "arrival_s": 1e999}', "field arrival_s is Infinity"),
         ('{"id": "b", "prompt": "x", "arrival_s": 1' + "0" * 400 + "}", "field arrival_s is 1000"),
@@ -119,7 +128,8 @@ def test_what_is_written_reads_back(tmp_path):
     prompts = [
         Prompt("a", 0.1, text="two\nlines, \N{SNOWMAN}"),
         Prompt("b", 0.2, messages=({"role": "user", "content": "x"},), temperature=0.7, max_tokens=5),
-        Prompt("c", 0.3, prompt_ids=(1, 2), ignore_eos=True),
+        Prompt("c", 0.3, prompt_ids=(1, 2), ignore_eos=True, stop=("end", "!"), stop_token_ids=(4,)),
+        Prompt("d", 0.4, text="x", temperature=1.0, top_k=5, top_p=0.5, seed=-3, logprobs=0),
     ]
     path = tmp_path / "out.jsonl"
     write_prompts(path, prompts)

@@ -64,7 +64,8 @@ class ConductorRank(Rank):
             match self.receive(deadline):
                 case Ready() as message:
                     ready[message.node] = message
-                    say(f"{message.node} is ready ({len(ready)} of {len(self.nodes) - 1})")
+                    warmed = f"{message.compiled} shapes warmed up in {message.warm_up_s:.1f} s"
+                    say(f"{message.node} is ready, {warmed} ({len(ready)} of {len(self.nodes) - 1})")
                 case Ping(node, sent):
                     self.send(node, Pong(sent, time.monotonic()))
                 case SetupFailed(node, reason, usage):

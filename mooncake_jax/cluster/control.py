@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mooncake_jax.cache.pool import Block
 from mooncake_jax.cluster.config import ClusterConfig
-from mooncake_jax.request import Request
+from mooncake_jax.request import Request, TokenLogprobs
 
 # --- setting up and stopping
 
@@ -40,6 +40,8 @@ class Ready:
     fingerprint: bytes  # of the model it loaded
     slots: int  # of its block store; 0 for a decoding instance
     measured: Measured
+    compiled: int  # shapes its engine has compiled, or found compiled on disk
+    warm_up_s: float  # what that took
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class KVCacheSent:
     dispatch: int
     request: Request
     first_token: int
+    logprobs: TokenLogprobs | None  # of the first token, where the request asked for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from mooncake_jax.cache.store import BlockLayout
 from mooncake_jax.cluster.control import KVCacheSent, KVPiece
+from mooncake_jax.model.stopping import StopStrings
 from mooncake_jax.parallel.decoding import DecodingEngine
 from mooncake_jax.sched.messages import (
     Action,
@@ -42,8 +43,18 @@ class _Arrival:
 
 
 class DecodingHardware:
-    def __init__(self, node: str, engine: DecodingEngine, layout: BlockLayout, post: Callable[[Message], None]):
-        self.node, self._engine, self._layout, self._post = node, engine, layout, post
+    """decode: token ids to text, needed by requests with stop strings only."""
+
+    def __init__(
+        self,
+        node: str,
+        engine: DecodingEngine,
+        layout: BlockLayout,
+        decode: Callable[[Sequence[int]], str] | None,
+        post: Callable[[Message], None],
+    ):
+        self.node, self._engine, self._layout, self._decode, self._post = node, engine, layout, decode, post
+        self._answers: dict[int, StopStrings] = {}  # of the requests with stop strings that are being decoded
         self._thread = ThreadPoolExecutor(1, "decoding")  # loads and steps in the order they were asked for
         self._lock = threading.Lock()
         self._arrivals: dict[int, _Arrival] = {}
@@ -67,26 +78,37 @@ class DecodingHardware:
         try:
             kv = self._arrivals[load.dispatch].kv.view(self._engine.dtype)
             tokens = request.prompt_tokens + request.output_length
-            self._engine.join(load.dispatch, kv, load.first_token, tokens, request.temperature, request.seed)
+            self._engine.join(load.dispatch, kv, load.first_token, tokens, request.sampling)
+            if request.stop:
+                self._answers[load.dispatch] = StopStrings(request.stop, self._decode)
+            stopped = self._stops(load.dispatch, load.first_token)
         except Exception as error:
             self._post(DecodingFailed(load.dispatch, self.node, f"{type(error).__name__}: {error}"))
         else:
             with self._lock:
                 del self._arrivals[load.dispatch]
-            self._post(KVCacheLoaded(load.dispatch))
+            self._post(KVCacheLoaded(load.dispatch, stopped))
 
     def _step(self, batch: tuple[int, ...]) -> None:
         begun = time.monotonic()
         try:
             tokens = self._engine.step(batch)
+            stopped = tuple(dispatch for dispatch, token in tokens.items() if self._stops(dispatch, token))
+            logprobs = tuple((i, known) for i in batch if (known := self._engine.logprobs(i)) is not None)
         except Exception as error:
             self._post(StepFailed(f"{type(error).__name__}: {error}"))
         else:
-            self._post(StepDone(tuple(tokens.items()), time.monotonic() - begun))
+            self._post(StepDone(tuple(tokens.items()), time.monotonic() - begun, stopped, logprobs))
+
+    def _stops(self, dispatch: int, token: int) -> bool:
+        """Whether the request's text holds one of its stop strings, now that this token has come."""
+        answer = self._answers.get(dispatch)
+        return answer is not None and answer.add(token)
 
     def _drop(self, dispatch: int) -> None:
         if dispatch in self._engine:
             self._engine.leave(dispatch)
+            self._answers.pop(dispatch, None)
             return
         with self._lock:
             self._arrivals.pop(dispatch, None)
@@ -125,4 +147,5 @@ class DecodingHardware:
     def _announce(self, arrival: _Arrival | None) -> None:
         """Pieces and the last message travel apart: whichever comes last completes the KVCache."""
         if arrival is not None and arrival.complete:
-            self._post(KVCacheReceived(arrival.sent.dispatch, arrival.sent.request, arrival.sent.first_token))
+            sent = arrival.sent
+            self._post(KVCacheReceived(sent.dispatch, sent.request, sent.first_token, sent.logprobs))

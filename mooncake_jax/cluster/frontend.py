@@ -1,13 +1,14 @@
 """From prompts to requests: tokenising, block keys, and what cannot be served at all."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mooncake_jax.cache.keys import block_keys, root_key
 from mooncake_jax.errors import UsageError
+from mooncake_jax.model.stopping import until_stop
 from mooncake_jax.model.tokenizer import Tokenizer
-from mooncake_jax.request import Request
+from mooncake_jax.request import Outcome, Request, Sampling
 from mooncake_jax.workload.prompts import Prompt
 
 
@@ -40,12 +41,16 @@ class ServingLimits:
 
 
 def tokenise(prompts: Sequence[Prompt], tokenizer: Tokenizer | None, seed: int) -> list[Request]:
-    """Requests of prompts given as text, messages or ids. Raises UsageError naming the prompt."""
+    """Requests of prompts given as text, messages or ids; seed, counted up, is for those that name none. Raises
+    UsageError naming the prompt.
+    """
     return [_request(prompt, tokenizer, seed + index) for index, prompt in enumerate(prompts)]
 
 
 def _request(prompt: Prompt, tokenizer: Tokenizer | None, seed: int) -> Request:
     ids = prompt.prompt_ids
+    if prompt.stop and tokenizer is None:
+        raise UsageError(f"prompt {prompt.id}: this model has no tokenizer; give stop_token_ids instead of stop")
     if ids is None:
         if tokenizer is None:
             raise UsageError(f"prompt {prompt.id}: this model has no tokenizer; give prompt_ids instead of text")
@@ -60,9 +65,16 @@ def _request(prompt: Prompt, tokenizer: Tokenizer | None, seed: int) -> Request:
         len(ids),
         prompt.max_tokens,
         ids,
-        temperature=prompt.temperature,
+        sampling=Sampling(
+            prompt.temperature,
+            prompt.top_k,
+            prompt.top_p,
+            seed if prompt.seed is None else prompt.seed,
+            prompt.logprobs,
+        ),
         ignore_eos=prompt.ignore_eos,
-        seed=seed,
+        stop=prompt.stop,
+        stop_ids=prompt.stop_token_ids,
         cache_salt=prompt.cache_salt,
     )
 
@@ -94,3 +106,15 @@ def within_context(requests: Iterable[Request], max_context: int) -> list[Reques
 def stop_ids(tokenizer: Tokenizer | None) -> tuple[int, ...]:
     """Token ids that end an output; none where the model comes without a tokenizer."""
     return tuple(sorted(tokenizer.eos_ids)) if tokenizer is not None else ()
+
+
+def answers(tokenizer: Tokenizer | None, requests: Iterable[Request]) -> Callable[[Outcome], str | None]:
+    """The text of an outcome of these requests, up to its stop string; None without a tokenizer or tokens."""
+    stops = {request.id: request.stop for request in requests}
+
+    def text(outcome: Outcome) -> str | None:
+        if tokenizer is None or not outcome.token_ids:
+            return None
+        return until_stop(tokenizer.decode(outcome.token_ids), stops[outcome.id])
+
+    return text

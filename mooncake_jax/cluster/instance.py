@@ -15,12 +15,13 @@ from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.control import Begin, Bye, EventLines, Measured, Ping, Pong, Ready, Setup, SetupFailed, Stop
 from mooncake_jax.cluster.decoding_hardware import DecodingHardware
 from mooncake_jax.cluster.frontend import stop_ids
-from mooncake_jax.cluster.measure import measure_prefill, measure_steps, measure_transfer
+from mooncake_jax.cluster.measure import measure_prefill, measure_steps, measure_transfer, timed
 from mooncake_jax.cluster.prefill_hardware import PrefillHardware
 from mooncake_jax.cluster.rank import SETUP_DEADLINE_S, Interrupt, PeerGone, Rank
 from mooncake_jax.cluster.record import Recorded
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.catalog import resolve
+from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.loading import LoadedModel, load_model
 from mooncake_jax.model.sources import model_fingerprint
 from mooncake_jax.parallel.compiling import enable_compile_cache
@@ -93,18 +94,20 @@ class InstanceRank(Rank):
         model, fingerprint = load_model(path, config.dtype), model_fingerprint(path, config.dtype)
         layout = config.block_layout(model.config)
         if self.node in config.prefill_nodes:
-            actor, slots, measured = self._become_prefill(setup, model, layout)
+            engine = PrefillEngine(model, config.prefill_chunk)
+            warm_up_s = timed(lambda: engine.warm_up(max(setup.longest_prompt, 1)))
+            actor, slots, measured = self._become_prefill(config, engine, model.config, layout)
         else:
-            actor, slots, measured = self._become_decoding(config, model, layout)
-        return actor, Ready(self.node, fingerprint, slots, measured)
+            engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
+            warm_up_s = timed(engine.warm_up)
+            actor, slots, measured = self._become_decoding(config, engine, model, layout)
+        return actor, Ready(self.node, fingerprint, slots, measured, engine.compile_count, warm_up_s)
 
-    def _become_prefill(self, setup: Setup, model: LoadedModel, layout: BlockLayout) -> tuple[Actor, int, Measured]:
+    def _become_prefill(
+        self, config: ClusterConfig, engine: PrefillEngine, model: LlamaConfig, layout: BlockLayout
+    ) -> tuple[Actor, int, Measured]:
         """The actor, the slots of its block store, and what was measured."""
-        config = setup.config
-        engine = PrefillEngine(model, config.prefill_chunk)
-        engine.warm_up(max(setup.longest_prompt, 1))
-        shape = model.config
-        points = measure_prefill(engine, layout, config.prefill_chunk, shape.max_context, shape.vocab_size)
+        points = measure_prefill(engine, layout, config.prefill_chunk, model.max_context, model.vocab_size)
         measured = Measured(prefill=points, transfer=measure_transfer(self, config.decoding_nodes[0]))
         slots = (config.dram_mib << 20) // layout.nbytes
         try:
@@ -115,12 +118,11 @@ class InstanceRank(Rank):
         return PrefillInstance(self.node), slots, measured
 
     def _become_decoding(
-        self, config: ClusterConfig, model: LoadedModel, layout: BlockLayout
+        self, config: ClusterConfig, engine: DecodingEngine, model: LoadedModel, layout: BlockLayout
     ) -> tuple[Actor, int, Measured]:
-        engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
-        engine.warm_up()
         measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
-        self.hardware = DecodingHardware(self.node, engine, layout, self.post)
+        decode = model.tokenizer.decode if model.tokenizer is not None else None
+        self.hardware = DecodingHardware(self.node, engine, layout, decode, self.post)
         return decoding_instance(self.node, config, stop_ids(model.tokenizer)), 0, measured
 
     def _clock_offset(self, host: str) -> float:

@@ -4,6 +4,7 @@
 
 import random
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def measure_prefill(engine: PrefillEngine, layout: BlockLayout, chunk: int, max_
     for tokens, prefix in sorted(shapes):
         kv = np.zeros((2, prefix, layout.kv_heads, layout.head_dim), engine.dtype)
         seconds = min(
-            _timed(lambda: engine.prefill(ids[:tokens], prefix_len=prefix, load_layer=lambda _: kv))
+            timed(lambda: engine.prefill(ids[:tokens], prefix_len=prefix, load_layer=lambda _: kv))
             for _ in range(REPEATS)
         )
         points.append((tokens, prefix, seconds))
@@ -49,7 +50,7 @@ def measure_steps(engine: DecodingEngine, layout: BlockLayout, max_batch: int, m
         batch_ids = [-1 - i for i in range(joined)]
         if joined:
             points.append(
-                (joined, joined * context, min(_timed(lambda: engine.step(batch_ids)) for _ in range(REPEATS)))
+                (joined, joined * context, min(timed(lambda: engine.step(batch_ids)) for _ in range(REPEATS)))
             )
         for i in batch_ids:
             engine.leave(i)
@@ -62,11 +63,12 @@ def measure_transfer(links: Links, node: str):
     for nbytes in PROBE_BYTES:
         buffer = np.zeros(nbytes, np.uint8)
         send = lambda buffer=buffer: links.send_buffers(node, Probe(), [buffer]).result(PROBE_DEADLINE_S)  # noqa: E731
-        points.append((nbytes, min(_timed(send) for _ in range(REPEATS))))
+        points.append((nbytes, min(timed(send) for _ in range(REPEATS))))
     return tuple(points)
 
 
-def _timed(work) -> float:
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that it takes."""
     begun = time.monotonic()
     work()
     return max(time.monotonic() - begun, 1e-9)

@@ -75,11 +75,13 @@ class PrefillHardware:
             prefix_len=reused_tokens,
             load_layer=lambda layer: export.load_layer(layer, reused_tokens, self._engine.dtype),
             on_layer=export.on_layer,
-            temperature=request.temperature,
-            seed=request.seed,
+            sampling=request.sampling,
         )
         export.finish()
-        self._links.send(run.decoding, KVCacheSent(run.dispatch, request, first.token))
+        self._links.send(
+            run.decoding,
+            KVCacheSent(run.dispatch, request, first.token, first.logprobs.limited(request.sampling.logprobs)),
+        )
         stored = tuple(run.blocks[i] for i in missing)
         seconds = time.monotonic() - begun
         return PrefillDone(

@@ -7,7 +7,7 @@ whole.
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mooncake_jax.errors import UsageError
@@ -35,11 +35,11 @@ def check_writable(out: Path) -> None:
 
 
 class Results:
-    """Open files of one run. outcomes: every request that has ended, in that order. decode: token ids to text, if
-    there is a tokenizer.
+    """Open files of one run. outcomes: every request that has ended, in that order. text: what an outcome's tokens
+    say, where that is known.
     """
 
-    def __init__(self, out: Path, decode: Callable[[Sequence[int]], str] | None):
+    def __init__(self, out: Path, text: Callable[[Outcome], str | None]):
         check_writable(out)
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -47,14 +47,13 @@ class Results:
             self._events = (out / "events.jsonl").open("w", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--out={out}: {error.strerror}; choose another folder") from None
-        self.out, self._decode = out, decode
+        self.out, self._text = out, text
         self.outcomes: list[Outcome] = []
         self._counts = dict.fromkeys((COMPLETED, REJECTED, FAILED), 0)
 
     def add(self, outcome: Outcome) -> dict[str, int]:
         """Write one row; returns how many requests ended in which way so far."""
-        if self._decode is not None and outcome.token_ids:
-            outcome = dataclasses.replace(outcome, text=self._decode(outcome.token_ids))
+        outcome = dataclasses.replace(outcome, text=self._text(outcome))
         self.outcomes.append(outcome)
         self._counts[outcome.status] += 1
         self._requests.write(json.dumps(outcome_row(outcome), ensure_ascii=False) + "\n")

@@ -13,9 +13,10 @@ from mooncake_jax.request import Request
 
 @dataclass(frozen=True)
 class Plan:
-    """workload: the flags that chose the requests, for the record."""
+    """dtype_measured: what made --dtype=auto choose; workload: the flags that chose the requests, for the record."""
 
     config: ClusterConfig
+    dtype_measured: str | None
     model: LlamaConfig
     fingerprint: bytes
     tokenizer: Tokenizer | None

@@ -50,7 +50,13 @@ def _define() -> None:
         "model", "smollm2-135m", "a name of the catalogue, a .gguf file, or a folder in HF layout", **kwargs
     )
     flags.DEFINE_string("model_dir", str(DEFAULT_MODEL_DIR), "folder that models are kept in", **kwargs)
-    flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "type of weights and KVCache", **kwargs)
+    flags.DEFINE_enum(
+        "dtype",
+        "float32",
+        ["float32", "bfloat16", "auto"],
+        "type of weights and KVCache; auto: whichever a short measurement on rank 0 finds faster",
+        **kwargs,
+    )
     flags.DEFINE_integer("prefill", 2, "prefill instances", **kwargs)
     flags.DEFINE_integer("decode", 1, "decoding instances", **kwargs)
     flags.DEFINE_integer("prefill_chunk", 512, "most tokens that a prefill computes at once", **kwargs)
@@ -102,9 +108,11 @@ def make_plan(ranks: int | None = None) -> Plan:
     _check_flags()
     out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
     check_writable(out)
-    config = _config()
+    config, measured = _config(), None
     if ranks is not None:
         _check_ranks(config, ranks)
+    if config.dtype == "auto":
+        config, measured = _choose_dtype(config, ranks is not None)
     path = resolve(FLAGS.model, Path(FLAGS.model_dir))
     model, tokenizer = inspect_model(path)
     _check_memory(config, model)
@@ -116,7 +124,7 @@ def make_plan(ranks: int | None = None) -> Plan:
     fingerprint = model_fingerprint(path, config.dtype)
     keyed = with_block_keys(requests, fingerprint, config.block_size, limits)
     workload = {name: FLAGS[name].value for name in WORKLOAD_FLAGS}
-    return Plan(config, model, fingerprint, tokenizer, keyed, limits, out, workload)
+    return Plan(config, measured, model, fingerprint, tokenizer, keyed, limits, out, workload)
 
 
 def _check_flags() -> None:
@@ -139,6 +147,14 @@ def _check_flags() -> None:
 
 def _config() -> ClusterConfig:
     return ClusterConfig(**{field.name: FLAGS[field.name].value for field in dataclasses.fields(ClusterConfig)})
+
+
+def _choose_dtype(config: ClusterConfig, measure: bool) -> tuple[ClusterConfig, str | None]:
+    """With the faster dtype, and what was measured; without measuring, the one that takes the most memory."""
+    if not measure:
+        return dataclasses.replace(config, dtype="float32"), None
+    choice = importlib.import_module("mooncake_jax.parallel.dtype").choose_dtype()  # imports JAX, else needless here
+    return dataclasses.replace(config, dtype=choice.dtype), str(choice)
 
 
 def _check_ranks(config: ClusterConfig, ranks: int) -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -12,7 +12,7 @@ from mooncake_jax import metrics
 from mooncake_jax.cluster.actors import ActorSettings
 from mooncake_jax.cluster.conductor_rank import ConductorRank, Interruption, SetupError, fit_cost
 from mooncake_jax.cluster.control import Ready
-from mooncake_jax.cluster.frontend import stop_ids
+from mooncake_jax.cluster.frontend import answers, stop_ids
 from mooncake_jax.cluster.instance import InstanceRank
 from mooncake_jax.cluster.launch import leave_exit_code
 from mooncake_jax.cluster.rank import Rank
@@ -66,8 +66,10 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
     results = None
     try:
         plan = make_plan(rank.messenger.ranks)
+        if plan.dtype_measured is not None:
+            print(f"--dtype=auto: {plan.dtype_measured}", flush=True)
         ready = rank.set_up(plan.config, plan.longest_prompt, say=lambda line: print(line, flush=True))
-        results = Results(plan.out, plan.tokenizer.decode if plan.tokenizer is not None else None)
+        results = Results(plan.out, answers(plan.tokenizer, plan.requests))
         _check_models(plan, ready)
         settings = _settings(plan, ready)
         with Progress(len(plan.requests)) as progress:
@@ -83,7 +85,7 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         return EXIT_INTERRUPTED
     finally:
         rank.stop(results)
-    return _report(plan, settings, results, duration, rank.interrupted)
+    return _report(plan, settings, ready, results, duration, rank.interrupted)
 
 
 def _check_models(plan: Plan, ready: dict[str, Ready]) -> None:
@@ -105,9 +107,11 @@ def _settings(plan: Plan, ready: dict[str, Ready]) -> ActorSettings:
     )
 
 
-def _report(plan: Plan, settings: ActorSettings, results: Results, duration: float, interrupted: bool) -> int:
+def _report(
+    plan: Plan, settings: ActorSettings, ready: dict[str, Ready], results: Results, duration: float, interrupted: bool
+) -> int:
     slo = SLO(plan.config.ttft_slo, plan.config.tbt_slo)
-    summary = metrics.summarise(results.outcomes, slo, duration)
+    summary = metrics.summarise(results.outcomes, slo, duration) | {"engine": _engine(plan, ready)}
     results.finish(summary | {"interrupted": interrupted, "workload": plan.workload, "settings": settings.to_json()})
     order = {request.id: place for place, request in enumerate(plan.requests)}
     print_results(sorted(results.outcomes, key=lambda outcome: order[outcome.id]), summary)
@@ -115,6 +119,16 @@ def _report(plan: Plan, settings: ActorSettings, results: Results, duration: flo
     if interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if summary["requests"][FAILED] else 0
+
+
+def _engine(plan: Plan, ready: dict[str, Ready]) -> dict[str, Any]:
+    """How the engines computed, for the summary."""
+    return {
+        "dtype": plan.config.dtype,
+        "dtype_measured": plan.dtype_measured,
+        "compiled": {node: message.compiled for node, message in ready.items()},
+        "warm_up_s": {node: message.warm_up_s for node, message in ready.items()},
+    }
 
 
 def _complain(problem: str) -> None:

@@ -6,22 +6,21 @@ no row asks for is not computed. Knows nothing of requests and engines.
 Legend: B batch, V vocabulary.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-MOST_LOGPROBS = 20  # alternatives a token that can be asked for
+from mooncake_jax.request import MOST_LOGPROBS, Sampling
 
 
 class SamplingRows(NamedTuple):
-    """How each row of a batch is sampled; index counts the request's output tokens from 0."""
+    """How each row of a batch is sampled, as Sampling has it; index counts the request's output tokens from 0."""
 
-    temperature: jax.Array  # float32 [B]; 0 takes the highest logit, whatever the rest says
-    top_k: jax.Array  # int32 [B]; only the k highest logits are drawn from, 0 for all
-    top_p: jax.Array  # float32 [B]; only the fewest tokens that hold p of the probability, 1 for all
+    temperature: jax.Array  # float32 [B]
+    top_k: jax.Array  # int32 [B]
+    top_p: jax.Array  # float32 [B]
     seed: jax.Array  # uint32 [B]
     index: jax.Array  # int32 [B]
 
@@ -33,32 +32,11 @@ class SamplingRows(NamedTuple):
         rows.top_p[:] = 1
         return rows
 
-    def fill(self, row: int, temperature: float, top_k: int, top_p: float, seed: int, index: int) -> None:
-        """Sets one row of NumPy arrays; of the seed the low 32 bits count."""
-        for column, value in zip(self, (temperature, top_k, top_p, seed & 0xFFFFFFFF, index), strict=True):
+    def fill(self, row: int, sampling: Sampling, index: int) -> None:
+        """Sets one row of NumPy arrays."""
+        values = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed & 0xFFFFFFFF, index)
+        for column, value in zip(self, values, strict=True):
             column[row] = value
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Natural logarithms of probabilities by the model's own logits: of the token taken, and of the likeliest ones as
-    (id, logprob), highest first. Temperature, top_k and top_p do not change them.
-    """
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-def check_sampling(temperature: float, top_k: int, top_p: float, logprobs: int | None) -> None:
-    """Raises ValueError naming the first value that cannot be sampled with."""
-    for name, value, sound, range_ in (
-        ("temperature", temperature, 0 <= temperature < float("inf"), "0 (greedy) or more"),
-        ("top_k", top_k, top_k >= 0, "0 (all tokens) or more"),
-        ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1 (all tokens)"),
-        ("logprobs", logprobs, logprobs is None or 0 <= logprobs <= MOST_LOGPROBS, f"0 to {MOST_LOGPROBS}"),
-    ):
-        if not sound:
-            raise ValueError(f"{name} is {value}; it must be {range_}")
 
 
 def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -118,5 +96,5 @@ def _limit(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
     share = jax.nn.softmax(jnp.where(jnp.arange(vocabulary) < most, ordered, -jnp.inf), axis=-1)
     before = jnp.cumsum(share, axis=-1) - share
     enough = jnp.where(rows.top_p < 1, rows.top_p, jnp.inf)[:, None]
-    kept = jnp.minimum(most, jnp.sum(before < enough, axis=-1, keepdims=True))
+    kept = jnp.clip(jnp.sum(before < enough, axis=-1, keepdims=True), 1, most)  # at least 1: top_p may round to 0
     return jnp.where(rank < kept, scaled, -jnp.inf)

@@ -34,9 +34,10 @@ class StopStrings:
             raise ValueError("the answer has stopped; it takes no more tokens")
         self._ids.append(token)
         whole = self._decode(self._ids)
-        found = [at for at in (whole.find(stop) for stop in self._stops) if at >= 0]
-        self.stopped = bool(found)
-        shown = whole[: min(found)] if found else whole[: len(whole) - self._held_back(whole)]
+        shown = until_stop(whole, self._stops)
+        self.stopped = shown != whole
+        if not self.stopped:
+            shown = whole[: len(whole) - self._held_back(whole)]
         self.text = max(self.text, shown, key=len)
         return self.stopped
 
@@ -55,3 +56,8 @@ class StopStrings:
             default=0,
         )
         return unfinished + begun
+
+
+def until_stop(text: str, stops: Sequence[str]) -> str:
+    """The text up to where the earliest of the stop strings begins; all of it if none is there."""
+    return text[: min((at for at in map(text.find, stops) if at >= 0), default=len(text))]

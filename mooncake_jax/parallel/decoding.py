@@ -21,8 +21,9 @@ from mooncake_jax.model.attention import pages_per_tile
 from mooncake_jax.model.layers import rotary_table
 from mooncake_jax.model.llama import Embedder
 from mooncake_jax.model.loading import LoadedModel, Params
-from mooncake_jax.model.sampling import SamplingRows, TokenLogprobs, check_sampling, logprobs, sample
+from mooncake_jax.model.sampling import SamplingRows, logprobs, sample
 from mooncake_jax.parallel.attention import attend_pages
+from mooncake_jax.request import Sampling, TokenLogprobs
 
 _SCRATCH = 0  # the page that padding rows and padding pages write to; no request owns it
 
@@ -39,8 +40,7 @@ class _Running:
     context: int
     max_context: int
     token: int
-    sampling: tuple[float, int, float, int]  # temperature, top_k, top_p, seed
-    wanted_logprobs: int | None  # how many of the likeliest tokens; None: not even the taken one's
+    sampling: Sampling
     outputs: int = 1  # output tokens so far, the first one included
     logprobs: TokenLogprobs | None = None  # of the newest token
 
@@ -73,6 +73,7 @@ class DecodingEngine:
         self._num_pages = num_pages
         tile = pages_per_tile(page_size)
         self._table_width = -(-self.pages_for(config.max_context) // tile) * tile
+        self._shapes: set[tuple[str, int]] = set()
         self._running: dict[int, _Running] = {}
         self._rows: tuple[list[int], _Rows] | None = None  # of the last step's requests; None when one joined or left
         leaves, structure = jax.tree.flatten((model.embedder, model.layers))
@@ -83,6 +84,11 @@ class DecodingEngine:
     @property
     def dtype(self) -> np.dtype:
         return self._model.dtype
+
+    @property
+    def compile_count(self) -> int:
+        """Shapes compiled so far: of steps and of fillings of pages, at most one for each power of two."""
+        return len(self._shapes)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that so many tokens of context occupy."""
@@ -113,26 +119,17 @@ class DecodingEngine:
         kv: np.ndarray,
         first_token: int,
         max_context_tokens: int,
-        temperature: float = 0.0,
-        seed: int = 0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        logprobs: int | None = None,
+        sampling: Sampling = Sampling(),
     ) -> None:
         """Adds a request whose prompt's KV is kv [L, 2, S, K, D] and whose first output token prefill has sampled.
 
         Takes pages for max_context_tokens (prompt and output together) at once, so that a request in the batch can
         always finish. kv is copied: after the call the caller may reuse its memory. Raises CapacityError if slots or
-        pages lack, ValueError if the request is in the batch already, kv, first_token or max_context_tokens do not fit
-        the model, or check_sampling refuses. Sampling is as SamplingRows has it; with logprobs = n the method logprobs
-        gives those of the token taken and of the n likeliest.
+        pages lack, ValueError if the request is in the batch already, or kv, first_token or max_context_tokens do not
+        fit the model.
         """
         tokens = kv.shape[2]
         self._check_join(request_id, kv, first_token, max_context_tokens)
-        try:
-            check_sampling(temperature, top_k, top_p, logprobs)
-        except ValueError as error:
-            raise ValueError(f"request {request_id}: {error}") from None
         needed = self.pages_for(max_context_tokens)
         if len(self._running) >= self._max_batch:
             raise CapacityError(
@@ -145,8 +142,7 @@ class DecodingEngine:
             )
         pages = [self._free.pop() for _ in range(needed)]
         self._fill(pages[: self.pages_for(tokens)], kv)
-        sampling = (temperature, top_k, top_p, seed)
-        self._running[request_id] = _Running(pages, tokens, max_context_tokens, first_token, sampling, logprobs)
+        self._running[request_id] = _Running(pages, tokens, max_context_tokens, first_token, sampling)
         self._rows = None
 
     def step(self, request_ids: Sequence[int] | None = None) -> dict[int, int]:
@@ -171,7 +167,7 @@ class DecodingEngine:
         for request, token in zip(running, tokens, strict=False):
             request.context, request.outputs, request.token = request.context + 1, request.outputs + 1, token
         self._rows = ids, following
-        if any(request.wanted_logprobs is not None for request in running):
+        if _want_logprobs(running):
             _keep_logprobs(running, *jax.device_get(taken))
         return dict(zip(ids, tokens, strict=False))
 
@@ -222,6 +218,7 @@ class DecodingEngine:
     def _fill(self, pages: Sequence[int], kv: np.ndarray) -> None:
         """Copies a prompt's KV into pages, layer by layer; their number is padded so that few shapes are compiled."""
         bucket = 1 << (len(pages) - 1).bit_length()
+        self._shapes.add(("fill", bucket))
         ids = np.full(bucket, _SCRATCH, np.int32)
         ids[: len(pages)] = pages
         for i, layer in enumerate(kv):
@@ -238,22 +235,25 @@ class DecodingEngine:
         for row, request in enumerate(running):
             tokens[row], positions[row] = request.token, request.context
             table[row, : len(request.pages)] = request.pages
-            sampling.fill(row, *request.sampling, request.outputs)
-        wanted = any(request.wanted_logprobs is not None for request in running)
-        return jax.device_put(_Rows(tokens, positions, table, sampling, np.asarray(wanted)))
+            sampling.fill(row, request.sampling, request.outputs)
+        return jax.device_put(_Rows(tokens, positions, table, sampling, np.asarray(_want_logprobs(running))))
 
     def _call(self, rows: _Rows) -> tuple[_Rows, tuple[jax.Array, ...]]:
         """Runs the compiled step: the rows for the next one, with the tokens it generated, and their logprobs."""
+        self._shapes.add(("step", len(rows.tokens)))
         (tokens, positions, index, taken), self._pages = self._step(self._weights, self._pages, rows)
         sampling = rows.sampling._replace(index=index)
         return rows._replace(tokens=tokens, positions=positions, sampling=sampling), taken
 
 
+def _want_logprobs(running: list[_Running]) -> bool:
+    return any(request.sampling.logprobs is not None for request in running)
+
+
 def _keep_logprobs(running: list[_Running], taken: np.ndarray, top: np.ndarray, ids: np.ndarray) -> None:
     for row, request in enumerate(running):
-        if request.wanted_logprobs is not None:
-            likeliest = zip(ids[row].tolist(), top[row].tolist(), strict=True)
-            request.logprobs = TokenLogprobs(float(taken[row]), tuple(likeliest)[: request.wanted_logprobs])
+        likeliest = tuple(zip(ids[row].tolist(), top[row].tolist(), strict=True))
+        request.logprobs = TokenLogprobs(float(taken[row]), likeliest).limited(request.sampling.logprobs)
 
 
 def _write(pages: jax.Array, layer: jax.Array, ids: jax.Array, kv: jax.Array) -> jax.Array:

@@ -20,8 +20,9 @@ from mooncake_jax.model.attention import TILE
 from mooncake_jax.model.layers import rotary_table
 from mooncake_jax.model.llama import Embedder
 from mooncake_jax.model.loading import LoadedModel, Params
-from mooncake_jax.model.sampling import SamplingRows, TokenLogprobs, check_sampling, logprobs, sample
+from mooncake_jax.model.sampling import SamplingRows, logprobs, sample
 from mooncake_jax.parallel.attention import attend_chunk
+from mooncake_jax.request import Sampling, TokenLogprobs
 
 _SHORTEST_CHUNK = 16  # also keeps bfloat16 products from having one row, which is ten times slower than two on CPUs
 _SHORTEST_BUFFER = 512
@@ -103,26 +104,22 @@ class PrefillEngine:
         prefix_len: int = 0,
         load_layer: LoadLayer | None = None,
         on_layer: OnLayer | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int = 0,
+        sampling: Sampling = Sampling(),
     ) -> FirstToken:
         """Computes tokens prefix_len .. n - 1 of the prompt and samples the first output token.
 
         load_layer(i) is called once, before layer i of the first chunk, if prefix_len > 0. on_layer(i, start, kv) is
         called as soon as layer i of a chunk has been dispatched: the new KV may still be under way, and it is the
         hook, or the thread it hands kv to, who waits (see LayerKV). Hooks run in this thread and should return soon;
-        what they raise passes through and leaves the engine usable. Sampling is as SamplingRows has it.
+        what they raise passes through and leaves the engine usable.
 
-        Raises ValueError for an empty or too long prompt, an id out of vocabulary, a prefix that is not within 0
-        .. n - 1, or what check_sampling refuses.
+        Raises ValueError for an empty or too long prompt, an id out of vocabulary, or a prefix that is not within 0
+        .. n - 1.
         """
         ids = np.asarray(prompt_ids, np.int64)
         self._check(ids, prefix_len, load_layer)
-        check_sampling(temperature, top_k, top_p, None)
         rows = SamplingRows.greedy(1)
-        rows.fill(0, temperature, top_k, top_p, seed, 0)
+        rows.fill(0, sampling, 0)
         chunks = plan_chunks(len(ids), prefix_len, self._chunk)
         size = self._buffer_size(len(ids))
         buffers: list[jax.Array | None] = [None] * len(self._model.layers)

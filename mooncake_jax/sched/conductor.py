@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mooncake_jax import metrics
 from mooncake_jax.cache.pool import Block
-from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Request
+from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Request, TokenLogprobs
 from mooncake_jax.sched.messages import (
     Action,
     Arrived,
@@ -44,6 +44,7 @@ class _Open:
     reused_tokens: int | None = None
     token_ids: list[int | None] = field(default_factory=list)
     token_times: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -182,6 +183,7 @@ class Conductor:
             return []
         entry.token_ids.append(token.token_id)
         entry.token_times.append(at)
+        entry.logprobs.append(token.logprobs)
         self.view.decoding[self.attempts[token.dispatch].decoding].add(token.dispatch, 1)
         return self._end(entry, COMPLETED, None) if token.last else []
 
@@ -210,6 +212,7 @@ class Conductor:
             reused_tokens=entry.reused_tokens,
             prefill_instance=attempt.prefill,
             decoding_instance=attempt.decoding,
+            logprobs=entry.logprobs if entry.request.sampling.logprobs is not None else None,
         )
         return [Report(outcome)]
 

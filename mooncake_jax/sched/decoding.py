@@ -41,8 +41,7 @@ class DecodingLimits:
 
 @dataclass(slots=True)
 class _Joined:
-    request: Request
-    first_token: int | None
+    received: KVCacheReceived
     pages: int
     produced: int = 0
 
@@ -59,11 +58,11 @@ class DecodingInstance:
         match message:
             case KVCacheReceived():
                 actions = self._receive(message)
-            case KVCacheLoaded(dispatch):
-                actions = self._join(dispatch, now)
-            case StepDone(tokens):
+            case KVCacheLoaded(dispatch, stopped):
+                actions = self._join(dispatch, stopped, now)
+            case StepDone():
                 self.stepping = False
-                actions = self._deliver(tokens, now)
+                actions = self._deliver(message, now)
             case StepFailed(reason):
                 self.stepping = False
                 actions = [a for dispatch in list(self.batch) for a in self._fail(dispatch, reason)]
@@ -92,30 +91,33 @@ class DecodingInstance:
             if self._pages_used() + pages > self.limits.pages:
                 break
             del self.waiting[0]
-            self.loading[head.dispatch] = _Joined(head.request, head.first_token, pages)
+            self.loading[head.dispatch] = _Joined(head, pages)
             actions.append(LoadKVCache(head.dispatch, head.request, head.first_token))
         return actions
 
     def _pages_used(self) -> int:
         return sum(j.pages for j in self.batch.values()) + sum(j.pages for j in self.loading.values())
 
-    def _join(self, dispatch: int, now: float) -> list[Action]:
+    def _join(self, dispatch: int, stopped: bool, now: float) -> list[Action]:
+        """The first token, which prefill has sampled, is handed out as if a step had made it."""
         joined = self.loading.pop(dispatch, None)
         if joined is None:  # cancelled meanwhile
             return []
         self.batch[dispatch] = joined
-        return self._deliver(((dispatch, joined.first_token),), now)
+        first, known = joined.received.first_token, joined.received.logprobs
+        logprobs = ((dispatch, known),) if known is not None else ()
+        return self._deliver(StepDone(((dispatch, first),), 0.0, (dispatch,) * stopped, logprobs), now)
 
-    def _deliver(self, tokens: tuple[tuple[int, int | None], ...], now: float) -> list[Action]:
+    def _deliver(self, step: StepDone, now: float) -> list[Action]:
         """Hand out one token for each request; those that are done leave the batch."""
-        delivered, leaving = [], []
-        for dispatch, token_id in tokens:
+        delivered, leaving, logprobs = [], [], dict(step.logprobs)
+        for dispatch, token_id in step.tokens:
             joined = self.batch.get(dispatch)
             if joined is None:  # cancelled meanwhile
                 continue
             joined.produced += 1
-            last = self._is_last(joined, token_id)
-            delivered.append(Token(dispatch, token_id, last))
+            last = dispatch in step.stopped or self._is_last(joined, token_id)
+            delivered.append(Token(dispatch, token_id, last, logprobs.get(dispatch)))
             if last:
                 del self.batch[dispatch]
                 leaving.append(DropKVCache(dispatch))
@@ -124,8 +126,9 @@ class DecodingInstance:
         return [*leaving, Send(CONDUCTOR, TokensDecoded(self.name, now, tuple(delivered)))]
 
     def _is_last(self, joined: _Joined, token_id: int | None) -> bool:
-        stopped = token_id in self.limits.stop_ids and not joined.request.ignore_eos
-        return stopped or joined.produced >= joined.request.output_length
+        request = joined.received.request
+        end_of_text = token_id in self.limits.stop_ids and not request.ignore_eos
+        return end_of_text or token_id in request.stop_ids or joined.produced >= request.output_length
 
     def _step(self) -> list[Action]:
         if self.stepping or not self.batch:

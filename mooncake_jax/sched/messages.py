@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mooncake_jax.cache.pool import Block
-from mooncake_jax.request import Outcome, Request
+from mooncake_jax.request import Outcome, Request, TokenLogprobs
 
 CONDUCTOR = "conductor"
 
@@ -71,6 +71,7 @@ class Token:
     dispatch: int
     token_id: int | None  # None in simulation
     last: bool
+    logprobs: TokenLogprobs | None = None  # where the request asked for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +153,31 @@ class KVCacheReceived:
     dispatch: int
     request: Request
     first_token: int | None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheLoaded:
-    """The request's KVCache is in device memory: it can join the next batch."""
+    """The request's KVCache is in device memory: it can join the next batch.
+
+    stopped: its first token holds one of its stop strings already.
+    """
 
     dispatch: int
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One decoding step of the batch: (dispatch, token id) of each request."""
+    """One decoding step of the batch: (dispatch, token id) of each request.
+
+    stopped: dispatches whose text now holds one of their stop strings. logprobs: of those that asked for them.
+    """
 
     tokens: tuple[tuple[int, int | None], ...]
     seconds: float
+    stopped: tuple[int, ...] = ()
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

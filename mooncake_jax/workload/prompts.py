@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mooncake_jax.errors import UsageError
+from mooncake_jax.request import MOST_LOGPROBS
 from mooncake_jax.workload.checks import is_number, require
 from mooncake_jax.workload.jsonl import field_error, line_error, read_objects
 
 SOURCES = ("prompt", "messages", "prompt_ids")
-OPTIONS = ("max_tokens", "temperature", "ignore_eos", "cache_salt", "arrival_s")
+SAMPLING = ("temperature", "top_k", "top_p", "seed", "logprobs")
+OPTIONS = ("max_tokens", *SAMPLING, "ignore_eos", "stop", "stop_token_ids", "cache_salt", "arrival_s")
+LISTS = ("messages", "prompt_ids", "stop", "stop_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,13 @@ class Prompt:
     prompt_ids: tuple[int, ...] | None = None
     max_tokens: int = 32
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    logprobs: int | None = None
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
 
 
@@ -70,8 +79,8 @@ def write_prompts(path: str | os.PathLike, prompts: Iterable[Prompt]) -> None:
 def _fields(prompt: Prompt) -> dict:
     source = dict(zip(SOURCES, (prompt.text, prompt.messages, prompt.prompt_ids)))
     options = {name: getattr(prompt, name) for name in OPTIONS[:-1]}
-    given = {name: value for name, value in source.items() if value is not None}
-    return {"id": prompt.id, **given, **options, "arrival_s": prompt.arrival}
+    given = {name: value for name, value in (source | options).items() if value is not None}
+    return {"id": prompt.id, **given, "arrival_s": prompt.arrival}
 
 
 def _prompt(path: str | os.PathLike, number: int, fields: dict, arrival: float) -> Prompt:
@@ -87,15 +96,9 @@ def _prompt(path: str | os.PathLike, number: int, fields: dict, arrival: float) 
         ok, wanted = RULES[name]
         if not ok(value):
             raise field_error(path, number, name, value, wanted)
-    messages, prompt_ids = fields.get("messages"), fields.get("prompt_ids")
-    return Prompt(
-        id=fields["id"],
-        arrival=float(fields.get("arrival_s", arrival)),
-        text=fields.get("prompt"),
-        messages=None if messages is None else tuple(messages),
-        prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
-        **{name: fields[name] for name in OPTIONS[:-1] if name in fields},
-    )
+    given = {name: tuple(value) if name in LISTS else value for name, value in fields.items()}
+    arrival = float(given.pop("arrival_s", arrival))
+    return Prompt(arrival=arrival, text=given.pop("prompt", None), **given)
 
 
 def _is_text(value: object) -> bool:
@@ -107,6 +110,10 @@ def _is_message(value: object) -> bool:
     return type(value) is dict and value.keys() == {"role", "content"} and all(map(_is_text, value.values()))
 
 
+def _is_ids(value: object) -> bool:
+    return type(value) is list and all(type(token) is int for token in value)
+
+
 RULES = {
     "cache_salt": (_is_text, "a string"),
     "id": (lambda value: _is_text(value) and value != "", "a string that is not empty"),
@@ -115,12 +122,21 @@ RULES = {
         lambda value: type(value) is list and value != [] and all(map(_is_message, value)),
         'a list, not empty, of {"role": string, "content": string}',
     ),
-    "prompt_ids": (
-        lambda value: type(value) is list and all(type(token) is int for token in value),
-        "a list of integers",
-    ),
+    "prompt_ids": (_is_ids, "a list of integers"),
     "max_tokens": (lambda value: type(value) is int, "an integer"),
     "temperature": (is_number, "a number, not negative"),
+    "top_k": (lambda value: type(value) is int and 0 <= value < 2**31, "an integer, 0 for all tokens"),
+    "top_p": (lambda value: is_number(value) and 0 < value <= 1, "a number above 0 and at most 1"),
+    "seed": (lambda value: type(value) is int, "an integer"),
+    "logprobs": (
+        lambda value: type(value) is int and 0 <= value <= MOST_LOGPROBS,
+        f"how many of the likeliest tokens to tell, 0 to {MOST_LOGPROBS}",
+    ),
+    "stop": (
+        lambda value: type(value) is list and all(_is_text(stop) and stop for stop in value),
+        "a list of texts, none of them empty",
+    ),
+    "stop_token_ids": (_is_ids, "a list of integers"),
     "ignore_eos": (lambda value: type(value) is bool, "true or false"),
     "arrival_s": (is_number, "a number of seconds, not negative"),
 }
