@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from mooncake_jax.model.loading import load_model
 from mooncake_jax.parallel.decoding import CapacityError, DecodingEngine
-from mooncake_jax.parallel.prefill import PrefillEngine, chunk_buckets, plan_chunks
+from mooncake_jax.parallel.prefill import PrefillEngine, chunk_buckets
+from mooncake_jax.parallel.schedule import plan_chunks
 from mooncake_jax.request import Sampling
 
 few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

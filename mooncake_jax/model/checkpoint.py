@@ -3,10 +3,10 @@
     config.json                  as HF has it
     tokenizer.json, ...          in HF layout, if the model has a tokenizer
     mooncake_checkpoint.json     format, dtype of the arrays, SHA-256 that tells models apart
-    embedder/, layer_000/, ...   one Orbax checkpoint for each part
+    embedder/, layer_000/, ...   one Orbax checkpoint for each part, with checksums beside it
 
-A part is a checkpoint of its own so that neither saving nor loading ever holds more than one beside the model itself,
-and a pipeline stage reads only its layers. orbax_arrays.py reads and writes the arrays. Knows nothing of JAX.
+A part is a checkpoint of its own so that saving never holds more than one beside the model itself, and a pipeline stage
+reads only its layers. orbax_arrays.py writes the arrays, checkpoint_arrays.py reads them. Knows nothing of JAX.
 """
 
 import json
@@ -18,7 +18,7 @@ from mooncake_jax.model.files import read_json
 from mooncake_jax.model.tokenizer import Tokenizer
 
 _ABOUT = "mooncake_checkpoint.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 class CheckpointFolder:

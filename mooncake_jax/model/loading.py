@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mooncake_jax.model.checkpoint import CheckpointFolder
+from mooncake_jax.model.checkpoint_arrays import CheckpointReader
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.dummy import DummyModel
 from mooncake_jax.model.dummy_weights import DummyReader
@@ -42,8 +43,8 @@ def load_model(location: Location, dtype: str, placement: Placement | None = Non
     """Loads the model at location (catalog.resolve) as dtype, float32 or bfloat16.
 
     placement says how each parameter lies on the devices; by default all lie on the first one. Host memory peaks at
-    what this process's devices hold and one tensor more (one part, and Orbax's cache, for Orbax checkpoints); dummy
-    weights take on the device what making the largest one needs. Raises UsageError naming what is wrong.
+    what this process's devices hold and one tensor more (for Orbax checkpoints a few MiB more, whatever the tensors'
+    size); dummy weights take on the device what making the largest one needs. Raises UsageError naming what is wrong.
     """
     source = open_source(location)
     config, parts = source.config(), read_parts(source, dtype, placement)
@@ -77,9 +78,6 @@ def _reader(source: ModelSource) -> PartReader:
         case DummyModel():
             return DummyReader(source)
         case CheckpointFolder():
-            # Here, because Orbax takes half a second to import, which other models need not pay.
-            from mooncake_jax.model.orbax_arrays import CheckpointReader
-
             return CheckpointReader(source)
         case _:
             return TensorReader(source)

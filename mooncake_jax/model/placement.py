@@ -1,5 +1,6 @@
 """Where parameters lie: a model's parts, their shardings, and arrays made from the slices that one process holds."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -12,6 +13,7 @@ from mooncake_jax.model.llama import Params
 Part = tuple[str] | tuple[str, int]
 # Given a part, a parameter's path in it ("attention/q/kernel") and its shape: how it lies on the devices.
 Placement = Callable[[Part, str, tuple[int, ...]], jax.sharding.Sharding]
+_ALIGNMENT = 64  # bytes
 
 
 def leaf_name(path: tuple) -> str:
@@ -29,6 +31,14 @@ def placed(part: Part, abstract: Params, placement: Placement | None) -> Params:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(with_sharding, abstract)
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that JAX on a CPU keeps as it is; it would copy what starts anywhere else."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def place(wanted: jax.ShapeDtypeStruct, piece: Callable[[Index], np.ndarray]) -> jax.Array:

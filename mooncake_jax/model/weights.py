@@ -2,8 +2,6 @@
 devices: host memory holds what is placed there and one tensor (or slice) more.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ from mooncake_jax.errors import UsageError
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.files import Index
 from mooncake_jax.model.llama import LlamaParts, Params, abstract_parts
-from mooncake_jax.model.placement import Part, leaf_name, place
+from mooncake_jax.model.placement import Part, aligned, leaf_name, place
 from mooncake_jax.model.sources import WeightSource
 
 # Our path of a layer's parameter -> its name in HF's layout, behind "model.layers.N.".
@@ -29,7 +27,6 @@ LAYER_NAMES = {
 }
 _ENDS = {"embedding": "model.embed_tokens", "norm/scale": "model.norm", "head": "lm_head"}
 _TRANSPOSED = ("kernel", "head")  # ours are [in, out], HF's [out, in]
-_ALIGNMENT = 64  # bytes
 _STRIP = 32  # rows transposed at once: several times as fast as whole matrices, whose columns miss the cache
 
 
@@ -57,18 +54,10 @@ class TensorReader:
 
 
 def _transpose(tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    out = _aligned(tensor.shape[::-1], dtype)
+    out = aligned(tensor.shape[::-1], dtype)
     for row in range(0, tensor.shape[0], _STRIP):
         out[:, row : row + _STRIP] = tensor[row : row + _STRIP].astype(dtype, copy=False).T
     return out
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory that JAX on a CPU keeps as it is; it would copy what starts anywhere else."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _wanted(config: LlamaConfig, parts: LlamaParts) -> dict[str, tuple[int, ...]]:

@@ -22,6 +22,7 @@ from mooncake_jax.model.llama import Embedder
 from mooncake_jax.model.loading import LoadedModel, Params
 from mooncake_jax.model.sampling import SamplingRows, logprobs, sample
 from mooncake_jax.parallel.attention import attend_chunk
+from mooncake_jax.parallel.schedule import plan_chunks
 from mooncake_jax.request import Sampling, TokenLogprobs
 
 _SHORTEST_CHUNK = 16  # also keeps bfloat16 products from having one row, which is ten times slower than two on CPUs
@@ -188,11 +189,6 @@ class PrefillEngine:
 
     def _last_row(self, x: jax.Array, row: int, sampling: SamplingRows) -> tuple:
         return self._finish(self._model.embedder, x, np.int32(row), sampling)
-
-
-def plan_chunks(tokens: int, prefix_len: int, chunk: int) -> list[tuple[int, int]]:
-    """(first position, tokens) of each chunk of tokens prefix_len .. tokens - 1."""
-    return [(start, min(chunk, tokens - start)) for start in range(prefix_len, tokens, chunk)]
 
 
 def chunk_buckets(prefill_chunk: int) -> tuple[int, ...]:
