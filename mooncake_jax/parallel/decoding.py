@@ -290,8 +290,8 @@ def _step(
     embedder: Embedder = nnx.merge(model.embedder_def, embedder_params)
     rows = _rows(len(tokens), model.dtype)
     # The barrier keeps XLA from computing cosines and sines anew in every layer.
-    rotary = jax.lax.optimization_barrier(rotary_table(model.config, positions[rows]))
-    x, (count, of_a_layer, *page) = embedder.encode(tokens[rows]), pages.shape
+    rotary = jax.lax.optimization_barrier(rotary_table(model.config, _again(positions, rows)))
+    x, (count, of_a_layer, *page) = embedder.encode(_again(tokens, rows)), pages.shape
     all_pages = pages.reshape(-1, *page)
     layer = jax.jit(partial(_layer, model.layer_def))  # so that JAX traces it once, not once a layer
     for i in range(count):
@@ -302,11 +302,16 @@ def _step(
     return (following, positions + 1, sampling.index + 1, taken), all_pages.reshape(pages.shape)
 
 
-def _rows(batch: int, dtype: jnp.dtype) -> np.ndarray:
-    """Which request each row of hidden states belongs to: one each, but never one row alone in bfloat16, whose product
-    takes ten times as long on CPUs as that of two.
+def _rows(batch: int, dtype: jnp.dtype) -> int:
+    """How many rows of hidden states a batch has: one a request, but never one alone in bfloat16, whose product takes
+    ten times as long on CPUs as that of two.
     """
-    return np.arange(max(batch, 2 if dtype.itemsize == 2 else 1)) % batch
+    return max(batch, 2 if dtype.itemsize == 2 else 1)
+
+
+def _again(x: jax.Array, rows: int) -> jax.Array:
+    """x with its first rows once more behind the last, so that there are so many."""
+    return x if len(x) == rows else x[np.arange(rows) % len(x)]
 
 
 def _layer(
@@ -324,14 +329,15 @@ def _layer(
     page, (batch, _) = pages.shape[2], table.shape
     ids = jnp.take_along_axis(table, (positions // page)[:, None], axis=1)[:, 0]
     # One row is written twice: XLA makes an update slice of a single write, and on CPUs copies all pages around it.
-    written = np.arange(max(batch, 2)) % batch
+    written = max(batch, 2)
     stored = {}
 
     def attend(q: jax.Array, kv: jax.Array) -> jax.Array:
         new = kv if kv.dtype == pages.dtype else jax.lax.bitcast_convert_type(kv, pages.dtype)
-        new = new[:, written].swapaxes(0, 1)
-        stored["pages"] = pages.at[ids[written], :, (positions % page)[written]].set(new, mode="promise_in_bounds")
-        return attend_pages(q[:batch], stored["pages"], table, positions + 1)[np.arange(len(q)) % batch]
+        new = _again(new.swapaxes(0, 1)[:batch], written)
+        where = _again(ids, written), slice(None), _again(positions % page, written)
+        stored["pages"] = pages.at[where].set(new, mode="promise_in_bounds")
+        return _again(attend_pages(q[:batch], stored["pages"], table, positions + 1), len(q))
 
     x = nnx.merge(layer_def, params)(x, rotary, attend)
     return x, stored["pages"]
