@@ -10,7 +10,7 @@ MODEL := smollm2-135m
 # The stamp names the interpreter: another PYTHON makes the environment anew.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)
 
-.PHONY: setup demo test test-traces clean
+.PHONY: setup demo test test-slow test-traces clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,10 @@ demo: setup
 test: setup
 	$(PY) -m mooncake_jax fetch-model $(MODEL)
 	$(PY) -m pytest
+
+test-slow: setup
+	$(PY) -m mooncake_jax fetch-model $(MODEL)
+	$(PY) -m pytest -m slow
 
 # Tests on the real traces, which are not part of the project: MOONCAKE_TRACES names their folder.
 test-traces: setup

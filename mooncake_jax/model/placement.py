@@ -11,6 +11,7 @@ from mooncake_jax.model.llama import Params
 
 # ("embedder",) or ("layers", number).
 Part = tuple[str] | tuple[str, int]
+EMBEDDER: Part = ("embedder",)
 # Given a part, a parameter's path in it ("attention/q/kernel") and its shape: how it lies on the devices.
 Placement = Callable[[Part, str, tuple[int, ...]], jax.sharding.Sharding]
 _ALIGNMENT = 64  # bytes

@@ -70,3 +70,10 @@ def make_mesh(shape: MeshShape, devices: "Sequence[jax.Device] | None" = None) -
     # Auto: shard_map takes PP over by hand, and within a stage the compiler follows the parameters' shardings.
     auto = (jax.sharding.AxisType.Auto,) * 2
     return jax.make_mesh((shape.pp, shape.tp), (PP, TP), axis_types=auto, devices=devices[: shape.devices])
+
+
+def stage_mesh(mesh: "jax.sharding.Mesh", stage: int) -> "jax.sharding.Mesh":
+    """The devices of one stage, over TP alone."""
+    import jax
+
+    return jax.sharding.Mesh(mesh.devices[stage], (TP,), axis_types=(jax.sharding.AxisType.Auto,))

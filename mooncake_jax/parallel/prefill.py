@@ -1,56 +1,32 @@
-"""The prefill engine: one request's prompt, chunk by chunk and layer by layer (paper sections 3 and 5).
+"""The prefill engine: prompts chunk by chunk through the stages of a pipeline (paper sections 3 and 5).
 
-One compiled function runs any layer, so a hook can load the next layer's reused prefix and send the last one's new KV
-while the device computes. Chunks are padded to a few lengths and the KV buffer to powers of two, which bounds what is
-compiled; attention's work follows the true length. Knows nothing of blocks, pools or ranks: hooks do.
+A model on one host is a pipeline of one stage. Chunks are padded to a few lengths and the KV buffer to powers of two,
+which bounds what is compiled; attention's work follows the true length. Where other processes hold other stages, all
+call the engine alike: for the same prompts in the same order, each with hooks for its own layers. Knows nothing of
+blocks, pools or ranks: hooks do.
 
-Legend: T query tokens, S context tokens, K KV heads, D head dim, E width, V vocabulary.
+Legend: T query tokens, S context tokens, K KV heads, D head dim, E width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from mooncake_jax.model.attention import TILE
-from mooncake_jax.model.layers import rotary_table
-from mooncake_jax.model.llama import Embedder
-from mooncake_jax.model.loading import LoadedModel, Params
-from mooncake_jax.model.sampling import SamplingRows, logprobs, sample
-from mooncake_jax.parallel.attention import attend_chunk
-from mooncake_jax.parallel.schedule import plan_chunks
+from mooncake_jax.model.loading import LoadedModel
+from mooncake_jax.model.sampling import SamplingRows
+from mooncake_jax.parallel.boundary import Boundary
+from mooncake_jax.parallel.mesh import stage_mesh
+from mooncake_jax.parallel.pipeline import PipelineModel
+from mooncake_jax.parallel.schedule import plan_chunks, ticks
+from mooncake_jax.parallel.stage import Chunk, LoadLayer, OnLayer, PrefillJob, Stage
 from mooncake_jax.request import Sampling, TokenLogprobs
 
 _SHORTEST_CHUNK = 16  # also keeps bfloat16 products from having one row, which is ten times slower than two on CPUs
 _SHORTEST_BUFFER = 512
-_TOP = 10
-
-
-class LayerKV:
-    """New keys and values of one layer and chunk, [2, T, K, D], perhaps still being computed.
-
-    Making one costs nothing and waits for nothing. `np.asarray(kv)` waits until they are computed and returns them,
-    on CPU as a read-only view without a copy: call it where waiting is welcome, in the thread that sends.
-    """
-
-    def __init__(self, padded: jax.Array, tokens: int):
-        self._padded = padded  # trimmed on the host: a slice on the device would be compiled anew for every length
-        self._tokens = tokens
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self._padded.shape[0], self._tokens, *self._padded.shape[2:]
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(np.asarray(self._padded)[:, : self._tokens], dtype=dtype, copy=copy)
-
-
-LoadLayer = Callable[[int], np.ndarray]  # layer -> [2, prefix_len, K, D] in the model's dtype
-OnLayer = Callable[[int, int, LayerKV], None]  # layer, position of the first token, its KV and its followers'
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +39,36 @@ class FirstToken:
 
 
 class PrefillEngine:
-    """Computes prompts of one model, one at a time. Holds no state between requests but compiled code."""
+    """Computes prompts of one model. Holds no state between requests but compiled code."""
 
-    def __init__(self, model: LoadedModel, prefill_chunk: int):
+    def __init__(self, model: LoadedModel | PipelineModel, prefill_chunk: int):
+        """model: whole on one device, or cut into stages of which this process holds some."""
         if prefill_chunk < 1:
             raise ValueError(f"prefill_chunk is {prefill_chunk}; it must be at least 1 token")
-        self._model = model
         self._chunk = prefill_chunk
         self._buckets = chunk_buckets(prefill_chunk)
         self._shapes: set[tuple[int, int]] = set()
-        self._begin = jax.jit(partial(_begin, model))
-        self._layer = jax.jit(partial(_layer, model.layer_def), donate_argnums=(1, 2))
-        self._finish = jax.jit(partial(_finish, model.embedder_def))
+        if isinstance(model, LoadedModel):
+            self._model, self._stage_count, self._boundary = model, 1, None
+            self._stages = {0: Stage(model, range(model.config.num_layers), None)}
+            return
+        self._model, self._stage_count = next(iter(model.held.values())), len(model.layers)
+        self._stages = {
+            number: Stage(held, model.layers[number], stage_mesh(model.mesh, number))
+            for number, held in sorted(model.held.items())
+        }
+        width = self._model.config.hidden_size
+        several = self._stage_count > 1
+        self._boundary = Boundary(model.mesh, self._stages, width, self._model.dtype) if several else None
 
     @property
     def dtype(self) -> np.dtype:
         return self._model.dtype
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that this process computes, for which hooks are called."""
+        return tuple(number for stage in self._stages.values() for number in stage.layers)
 
     @property
     def compile_count(self) -> int:
@@ -89,14 +79,14 @@ class PrefillEngine:
         """Compiles whatever prompts of up to longest_prompt tokens need, whatever prefix is reused."""
         power = _SHORTEST_BUFFER
         while True:
-            for tokens in self._buckets[: self._buckets.index(self._bucket(min(power, self._chunk))) + 1]:
-                kv = self._first_buffer(self._buffer_size(power), 0, 0, None)
-                x, rotary = self._start(np.zeros(tokens, np.int32), 0, tokens)
-                x, _, _ = self._run_layer(0, x, kv, rotary, 0)
-                jax.block_until_ready(self._last_row(x, 0, SamplingRows.greedy(1)))
+            longest = self._bucket(min(power, self._chunk))
+            for bucket in self._buckets[: self._buckets.index(longest) + 1]:
+                self._warm_up_stages(bucket, self._buffer_size(power))
             if power >= longest_prompt:
-                return
+                break
             power *= 2
+        if self._boundary is not None:
+            self._warm_up_boundary(self._buckets[: self._buckets.index(longest) + 1])
 
     def prefill(
         self,
@@ -106,35 +96,82 @@ class PrefillEngine:
         load_layer: LoadLayer | None = None,
         on_layer: OnLayer | None = None,
         sampling: Sampling = Sampling(),
-    ) -> FirstToken:
-        """Computes tokens prefix_len .. n - 1 of the prompt and samples the first output token.
+    ) -> FirstToken | None:
+        """Computes tokens prefix_len .. n - 1 of the prompt and samples the first output token; None where another
+        process holds the last stage.
 
         load_layer(i) is called once, before layer i of the first chunk, if prefix_len > 0. on_layer(i, start, kv) is
         called as soon as layer i of a chunk has been dispatched: the new KV may still be under way, and it is the
         hook, or the thread it hands kv to, who waits (see LayerKV). Hooks run in this thread and should return soon;
-        what they raise passes through and leaves the engine usable.
+        what they raise passes through and, on one process, leaves the engine usable.
 
         Raises ValueError for an empty or too long prompt, an id out of vocabulary, or a prefix that is not within 0
         .. n - 1.
         """
+        job = self.job(prompt_ids, prefix_len, load_layer, on_layer, sampling)
+        for _, result in self.run(self.chunks(job)):
+            return result()
+        return None
+
+    def job(
+        self,
+        prompt_ids: Sequence[int],
+        prefix_len: int = 0,
+        load_layer: LoadLayer | None = None,
+        on_layer: OnLayer | None = None,
+        sampling: Sampling = Sampling(),
+    ) -> PrefillJob:
+        """A prompt for chunks and run, with the arguments and errors of prefill."""
         ids = np.asarray(prompt_ids, np.int64)
         self._check(ids, prefix_len, load_layer)
         rows = SamplingRows.greedy(1)
         rows.fill(0, sampling, 0)
-        chunks = plan_chunks(len(ids), prefix_len, self._chunk)
-        size = self._buffer_size(len(ids))
-        buffers: list[jax.Array | None] = [None] * len(self._model.layers)
-        for start, tokens in chunks:
-            x, rotary = self._start(ids[start : start + tokens], start, self._bucket(tokens))
-            for i in range(len(buffers)):
-                kv = self._first_buffer(size, i, prefix_len, load_layer) if start == prefix_len else buffers[i]
-                x, buffers[i], new = self._run_layer(i, x, kv, rotary, start)
-                if on_layer is not None:
-                    on_layer(i, start, LayerKV(new, tokens))
-        token, values, (logprob, top_logprobs, top) = jax.device_get(self._last_row(x, tokens - 1, rows))
-        likeliest = tuple(zip(top[0].tolist(), top_logprobs[0].tolist(), strict=True))
-        top_logits = tuple(zip(top[0].tolist(), values.tolist(), strict=False))
-        return FirstToken(int(token), top_logits, TokenLogprobs(float(logprob[0]), likeliest))
+        return PrefillJob(ids, prefix_len, load_layer, on_layer, rows, self._buffer_size(len(ids)))
+
+    def chunks(self, job: PrefillJob) -> list[Chunk]:
+        plan = plan_chunks(len(job.ids), job.prefix_len, self._chunk)
+        return [Chunk(job, start, tokens, self._bucket(tokens)) for start, tokens in plan]
+
+    def run(self, entering: Iterable[Chunk | None]) -> Iterator[tuple[PrefillJob, Callable[[], FirstToken]]]:
+        """Computes chunks of successive prompts, which enter the pipeline one a tick (schedule.ticks).
+
+        On the process with the last stage gives each prompt as its last chunk has been dispatched, with a function
+        that waits for the first token and returns it.
+        """
+        last, received = self._stage_count - 1, {}
+        for tick in ticks(entering, self._stage_count):
+            passed = {}
+            for number, stage in self._stages.items():
+                chunk = tick[number]
+                if chunk is None:
+                    continue
+                x = stage.embed(chunk) if number == 0 else self._boundary.fit(received[number], chunk.bucket)
+                self._shapes.add((chunk.bucket, chunk.job.buffer))
+                x = stage.compute(chunk, x)
+                if number < last:
+                    passed[number] = x
+                elif chunk.last:
+                    yield chunk.job, partial(_first_token, stage.finish(x, chunk.tokens - 1, chunk.job.sampling))
+            moving = [chunk.bucket for chunk in tick[:-1] if chunk is not None]
+            if moving:
+                received = self._boundary.pass_on(passed, max(moving))
+
+    def _warm_up_stages(self, bucket: int, buffer: int) -> None:
+        self._shapes.add((bucket, buffer))
+        job = PrefillJob(np.zeros(bucket, np.int64), 0, None, None, SamplingRows.greedy(1), buffer)
+        chunk = Chunk(job, 0, bucket, bucket)
+        for number, stage in self._stages.items():
+            x = stage.embed(chunk) if number == 0 else self._boundary.zeros(number, bucket)
+            x = stage.compute_one(chunk, x)
+            jax.block_until_ready(stage.finish(x, 0, job.sampling) if number == self._stage_count - 1 else x)
+
+    def _warm_up_boundary(self, buckets: Sequence[int]) -> None:
+        """A chunk of any bucket beside one of any longer bucket in another stage."""
+        for place, longest in enumerate(buckets):
+            for bucket in buckets[: place + 1]:
+                outputs = {number: self._boundary.zeros(number, bucket) for number in self._stages}
+                for x in self._boundary.pass_on(outputs, longest).values():
+                    self._boundary.fit(x, bucket)
 
     def _check(self, ids: np.ndarray, prefix_len: int, load_layer: LoadLayer | None) -> None:
         config = self._model.config
@@ -157,39 +194,6 @@ class PrefillEngine:
         power = max(_SHORTEST_BUFFER, 1 << (tokens - 1).bit_length())
         return power + -(-self._buckets[-1] // TILE) * TILE
 
-    def _buffer_shape(self, size: int) -> tuple[int, int, int, int]:
-        return 2, size, self._model.config.num_kv_heads, self._model.config.head_dim
-
-    def _first_buffer(self, size: int, layer: int, prefix_len: int, load_layer: LoadLayer | None) -> jax.Array:
-        """A layer's buffer with the reused prefix in it; zeros behind, since masked attention needs finite values."""
-        shape = self._buffer_shape(size)
-        if not prefix_len:
-            return jnp.zeros(shape, self._model.dtype)
-        prefix = load_layer(layer)
-        wanted = (2, prefix_len, *shape[2:])
-        if prefix.shape != wanted or prefix.dtype != self._model.dtype:
-            raise ValueError(
-                f"load_layer({layer}) gave {prefix.dtype} {list(prefix.shape)}; "
-                f"needed is {self._model.dtype} {list(wanted)}"
-            )
-        filled = np.zeros(shape, self._model.dtype)
-        filled[:, :prefix_len] = prefix
-        return jax.device_put(filled)  # JAX may keep this very memory: nobody else writes to it
-
-    def _start(self, ids: np.ndarray, start: int, bucket: int) -> tuple[jax.Array, jax.Array]:
-        padded = np.zeros(bucket, np.int32)
-        padded[: len(ids)] = ids
-        return self._begin(self._model.embedder, padded, np.int32(start))
-
-    def _run_layer(
-        self, layer: int, x: jax.Array, kv: jax.Array, rotary: jax.Array, start: int
-    ) -> tuple[jax.Array, ...]:
-        self._shapes.add((x.shape[0], kv.shape[1]))
-        return self._layer(self._model.layers[layer], x, kv, rotary, np.int32(start))
-
-    def _last_row(self, x: jax.Array, row: int, sampling: SamplingRows) -> tuple:
-        return self._finish(self._model.embedder, x, np.int32(row), sampling)
-
 
 def chunk_buckets(prefill_chunk: int) -> tuple[int, ...]:
     """Lengths that chunks are padded to: powers of two, and the longest chunk itself (at least 16)."""
@@ -198,32 +202,9 @@ def chunk_buckets(prefill_chunk: int) -> tuple[int, ...]:
     return (*(power for power in powers if power < longest), longest)
 
 
-def _begin(model: LoadedModel, embedder: Params, ids: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Token ids [T] at position start -> hidden states [T, E] and their rotary table."""
-    x = nnx.merge(model.embedder_def, embedder).encode(ids)
-    return x, rotary_table(model.config, start + jnp.arange(ids.shape[0]))
-
-
-def _layer(
-    layer_def: nnx.GraphDef, params: Params, x: jax.Array, kv: jax.Array, rotary: jax.Array, start: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One layer over a chunk: x [T, E], kv [2, S, K, D] -> x, kv with the chunk in it, the chunk's own [2, T, K, D]."""
-    stored = {}
-
-    def attend(q: jax.Array, new: jax.Array) -> jax.Array:
-        stored["new"] = new
-        stored["kv"] = jax.lax.dynamic_update_slice_in_dim(kv, new, start, axis=1)
-        return attend_chunk(q, stored["kv"], start)
-
-    x = nnx.merge(layer_def, params)(x, rotary, attend)
-    return x, stored["kv"], stored["new"]
-
-
-def _finish(embedder_def: nnx.GraphDef, params: Params, x: jax.Array, row: jax.Array, sampling: SamplingRows) -> tuple:
-    """The first token, the highest logits, and log-probabilities, from one row of hidden states x [T, E]."""
-    embedder: Embedder = nnx.merge(embedder_def, params)
-    first = jnp.maximum(row - 1, 0)  # two rows, never one: see _SHORTEST_CHUNK
-    logits = embedder.decode(jax.lax.dynamic_slice_in_dim(x, first, 2))[row - first][None]
-    token = sample(logits, sampling)
-    highest, _ = jax.lax.top_k(logits[0], min(_TOP, logits.shape[1]))
-    return token[0], highest, logprobs(logits, token, jnp.asarray(True))
+def _first_token(computed: tuple) -> FirstToken:
+    """Waits for what Stage.finish gives."""
+    token, values, (logprob, top_logprobs, top) = jax.device_get(computed)
+    likeliest = tuple(zip(top[0].tolist(), top_logprobs[0].tolist(), strict=True))
+    top_logits = tuple(zip(top[0].tolist(), values.tolist(), strict=False))
+    return FirstToken(int(token), top_logits, TokenLogprobs(float(logprob[0]), likeliest))
