@@ -1,8 +1,8 @@
 """Prefill on meshes of several devices against one device: run by test_parallel_pipeline.py, in a process of its own
 because JAX fixes its number of devices at start.
 
-Arguments: a model's path, chunk size, then meshes as PPxTP. Prints for each mesh, as JSON, the largest differences of
-KV and first logits, whether tokens are equal, over a prompt computed whole, with a reused prefix, and behind another.
+Arguments: a model's path, chunk size, then meshes as PPxTP, or spN for sequence parallelism. Prints for each, as JSON,
+the largest differences of KV and first logits, and whether tokens are equal.
 """
 
 import json
@@ -17,6 +17,7 @@ from mooncake_jax.model.loading import load_model
 from mooncake_jax.parallel.mesh import MeshShape
 from mooncake_jax.parallel.pipeline import load_pipeline
 from mooncake_jax.parallel.prefill import PrefillEngine
+from mooncake_jax.parallel.sequence import SequencePrefill, load_replicated, sequence_mesh
 
 PREFIX = 45
 
@@ -44,6 +45,27 @@ def together(engine, model, prompts):
     return [(result(), record.whole()) for (_, result), record in zip(results, records, strict=True)]
 
 
+def by_sequence(path, devices, prompts, expected):
+    """The differences of sequence parallelism, whole and with a reused prefix."""
+    mesh = sequence_mesh(jax.devices()[:devices])
+    engine = SequencePrefill(load_replicated(path, "float32", mesh), mesh)
+    found = []
+    for ids, (first, kv) in zip(prompts, expected, strict=True):
+        for reused in (0, PREFIX) if len(ids) > PREFIX else (0,):
+            got, whole = engine.prefill(ids, reused, lambda i, kv=kv, n=reused: kv[i][:, :n])
+            found.append(difference(got, whole(), (first, kv[:, :, reused:])))
+    return found
+
+
+def by_stages(path, name, chunk, model, prompts, expected):
+    """The differences of a pipeline: prompts whole, with a reused prefix, and back to back."""
+    engine = PrefillEngine(load_pipeline(path, "float32", MeshShape(*map(int, name.split("x")))), chunk)
+    found = [difference(*prefill(engine, model, ids), want) for ids, want in zip(prompts, expected, strict=True)]
+    found.append(difference(*prefill(engine, model, prompts[2], prefix=expected[2][1][:, :, :PREFIX]), expected[2]))
+    behind = zip(together(engine, model, prompts), expected, strict=True)
+    return found + [difference(*got, want) for got, want in behind]
+
+
 def main(path, chunk, *shapes):
     model = load_model(Path(path), "float32")
     single = PrefillEngine(model, int(chunk))
@@ -51,13 +73,10 @@ def main(path, chunk, *shapes):
     expected = [prefill(single, model, ids) for ids in prompts]
     report = {}
     for name in shapes:
-        pipeline = load_pipeline(Path(path), "float32", MeshShape(*map(int, name.split("x"))))
-        engine = PrefillEngine(pipeline, int(chunk))
-        found = [difference(*prefill(engine, model, ids), want) for ids, want in zip(prompts, expected, strict=True)]
-        reused = prefill(engine, model, prompts[2], prefix=expected[2][1][:, :, :PREFIX])
-        found.append(difference(*reused, expected[2]))
-        behind = zip(together(engine, model, prompts), expected, strict=True)
-        found += [difference(*got, want) for got, want in behind]
+        if name.startswith("sp"):
+            found = by_sequence(Path(path), int(name[2:]), prompts, expected)
+        else:
+            found = by_stages(Path(path), name, int(chunk), model, prompts, expected)
         kv, logits, tokens = zip(*found, strict=True)
         report[name] = {"kv": max(kv), "logits": max(logits), "tokens": all(tokens)}
     print(json.dumps(report))

@@ -9,6 +9,7 @@ Legend: B batch, T query tokens, S context tokens, H query heads, K KV heads, G 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +17,16 @@ import jax.numpy as jnp
 TILE = 128  # tokens: the fastest of 64 to 512 on two CPU cores, for float32 and bfloat16
 _MASKED = -1e30  # not -inf: a row whose first tile is wholly masked would give inf - inf
 
+# Of tile j: scores [*rows, tile], which of them count, and product: weights [*rows, tile] -> [*rows, D].
+Tile = Callable[[jax.Array], tuple[jax.Array, jax.Array, Callable]]
 # Running maximum [..., R], sum [..., R] and weighted values [..., R, D] of R rows of queries.
 _Carry = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def online_softmax(tiles: jax.Array, rows: tuple[int, ...], dim: int, tile: Callable) -> jax.Array:
-    """Softmax-weighted values [*rows, D] over a traced number of tiles.
+def online_softmax(rows: tuple[int, ...], dim: int, *loops: tuple[jax.Array, Tile]) -> jax.Array:
+    """Softmax-weighted values [*rows, D] over loops of so many tiles each, a traced number."""
 
-    tile(j) -> (scores [*rows, tile], which of them count, product) where product(weights [*rows, tile]) gives
-    [*rows, D].
-    """
-
-    def visit(j: jax.Array, carry: _Carry) -> _Carry:
+    def visit(tile: Tile, j: jax.Array, carry: _Carry) -> _Carry:
         highest, total, values = carry
         scores, counted, product = tile(j)
         scores = jnp.where(counted, scores, _MASKED)
@@ -36,8 +35,10 @@ def online_softmax(tiles: jax.Array, rows: tuple[int, ...], dim: int, tile: Call
         decay = jnp.exp(highest - new_highest)
         return new_highest, total * decay + weights.sum(axis=-1), values * decay[..., None] + product(weights)
 
-    start = (jnp.full(rows, _MASKED), jnp.zeros(rows), jnp.zeros((*rows, dim)))
-    _, total, values = jax.lax.fori_loop(0, tiles, visit, start)
+    carry = (jnp.full(rows, _MASKED), jnp.zeros(rows), jnp.zeros((*rows, dim)))
+    for tiles, tile in loops:
+        carry = jax.lax.fori_loop(0, tiles, partial(visit, tile), carry)
+    _, total, values = carry
     return values / total[..., None]
 
 
@@ -48,16 +49,44 @@ def prefill_attention(q: jax.Array, kv: jax.Array, start: jax.Array) -> jax.Arra
     those of every position before; what lies behind is never weighed but must be finite. S is a multiple of TILE or
     below it; start + T <= S. Returns [T, H, D] in q's dtype.
     """
-    (tokens, heads, dim), (_, size, kv_heads, _) = q.shape, kv.shape
-    group, width = heads // kv_heads, min(TILE, size)
-    # [K, G * T, D]: the group's heads become rows, so that one product serves them all.
+    tokens, dim = q.shape[0], q.shape[2]
+    rows, positions = query_rows(q, kv.shape[2], start)
+    width = min(TILE, kv.shape[1])
+    loop = causal_loop(rows, positions, kv, 0, (start + tokens + width - 1) // width)
+    return attended_queries(online_softmax(rows.shape[:2], dim, loop), q)
+
+
+def query_rows(q: jax.Array, kv_heads: int, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Queries [T, H, D] from position start on as rows [K, G * T, D], and the rows' positions [G * T].
+
+    A group's heads become rows, so that one product serves them all.
+    """
+    tokens, heads, dim = q.shape
+    group = heads // kv_heads
     rows = q.reshape(tokens, kv_heads, group, dim).transpose(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-    positions = start + jnp.tile(jnp.arange(tokens), group)
+    return rows, start + jnp.tile(jnp.arange(tokens), group)
+
+
+def attended_queries(values: jax.Array, q: jax.Array) -> jax.Array:
+    """What query_rows' rows attended to [K, G * T, D] in the order and dtype of q [T, H, D]."""
+    tokens, heads, dim = q.shape
+    kv_heads = values.shape[0]
+    ordered = values.reshape(kv_heads, heads // kv_heads, tokens, dim).transpose(2, 0, 1, 3)
+    return ordered.reshape(q.shape).astype(q.dtype)
+
+
+def causal_loop(
+    rows: jax.Array, positions: jax.Array, kv: jax.Array, first_key: jax.Array | int, tiles: jax.Array
+) -> tuple[jax.Array, Tile]:
+    """online_softmax's loop over the leading tiles of kv [2, S, K, D], whose keys stand at first_key and behind, for
+    query_rows' rows at positions.
+    """
+    dim, width = rows.shape[-1], min(TILE, kv.shape[1])
 
     def tile(j: jax.Array) -> tuple[jax.Array, jax.Array, Callable]:
         keys, values = jax.lax.dynamic_slice_in_dim(kv, j * width, width, axis=1)
         scores = jnp.einsum("krd,skd->krs", rows, keys, preferred_element_type=jnp.float32)
-        seen = positions[:, None] >= j * width + jnp.arange(width)
+        seen = positions[:, None] >= first_key + j * width + jnp.arange(width)
 
         def product(weights: jax.Array) -> jax.Array:
             weights = weights.astype(values.dtype)
@@ -65,8 +94,7 @@ def prefill_attention(q: jax.Array, kv: jax.Array, start: jax.Array) -> jax.Arra
 
         return scores * dim**-0.5, seen, product
 
-    out = online_softmax((start + tokens + width - 1) // width, rows.shape[:2], dim, tile)
-    return out.reshape(kv_heads, group, tokens, dim).transpose(2, 0, 1, 3).reshape(q.shape).astype(q.dtype)
+    return tiles, tile
 
 
 def paged_attention(q: jax.Array, pages: jax.Array, block_table: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -93,7 +121,7 @@ def paged_attention(q: jax.Array, pages: jax.Array, block_table: jax.Array, leng
 
         return scores * dim**-0.5, held, product
 
-    out = online_softmax((jnp.max(lengths) + width - 1) // width, rows.shape[:3], dim, tile)
+    out = online_softmax(rows.shape[:3], dim, ((jnp.max(lengths) + width - 1) // width, tile))
     return out.reshape(q.shape).astype(q.dtype)
 
 

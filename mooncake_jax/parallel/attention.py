@@ -77,6 +77,6 @@ def merged_paged_attention(q: jax.Array, pages: jax.Array, block_table: jax.Arra
 
         return scores, held, product
 
-    out = online_softmax((jnp.max(lengths) + width - 1) // width, rows.shape[:2], rows.shape[2], tile)
+    out = online_softmax(rows.shape[:2], rows.shape[2], ((jnp.max(lengths) + width - 1) // width, tile))
     out = out.reshape(batch, kv_heads, -1, kv_heads, dim)
     return jnp.einsum("bkgkd->bkgd", out).reshape(q.shape).astype(q.dtype)

@@ -151,7 +151,7 @@ class PrefillEngine:
                 if number < last:
                     passed[number] = x
                 elif chunk.last:
-                    yield chunk.job, partial(_first_token, stage.finish(x, chunk.tokens - 1, chunk.job.sampling))
+                    yield chunk.job, partial(first_token, stage.finish(x, chunk.tokens - 1, chunk.job.sampling))
             moving = [chunk.bucket for chunk in tick[:-1] if chunk is not None]
             if moving:
                 received = self._boundary.pass_on(passed, max(moving))
@@ -202,7 +202,7 @@ def chunk_buckets(prefill_chunk: int) -> tuple[int, ...]:
     return (*(power for power in powers if power < longest), longest)
 
 
-def _first_token(computed: tuple) -> FirstToken:
+def first_token(computed: tuple) -> FirstToken:
     """Waits for what Stage.finish gives."""
     token, values, (logprob, top_logprobs, top) = jax.device_get(computed)
     likeliest = tuple(zip(top[0].tolist(), top_logprobs[0].tolist(), strict=True))

@@ -96,7 +96,7 @@ class Stage:
         self._rotary = jax.jit(partial(_rotary, model.config), static_argnums=1, out_shardings=whole)
         outputs = None if mesh is None else (whole, kv, kv)
         self._layer = jax.jit(partial(_layer, model.layer_def), donate_argnums=(1, 2), out_shardings=outputs)
-        self._finish = jax.jit(partial(_finish, model.embedder_def), out_shardings=whole)
+        self._finish = jax.jit(partial(finish, model.embedder_def), out_shardings=whole)
 
     def embed(self, chunk: Chunk) -> jax.Array:
         """The chunk's token ids as hidden states [bucket, E]; the first stage's work."""
@@ -169,7 +169,7 @@ def _layer(
     return x, stored["kv"], stored["new"]
 
 
-def _finish(embedder_def: nnx.GraphDef, params: Params, x: jax.Array, row: jax.Array, sampling: SamplingRows) -> tuple:
+def finish(embedder_def: nnx.GraphDef, params: Params, x: jax.Array, row: jax.Array, sampling: SamplingRows) -> tuple:
     """The first token, the highest logits, and log-probabilities, from one row of hidden states x [T, E]."""
     embedder: Embedder = nnx.merge(embedder_def, params)
     first = jnp.maximum(row - 1, 0)  # two rows, never one: a bfloat16 product with one is ten times slower on CPUs
