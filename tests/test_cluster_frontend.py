@@ -66,17 +66,19 @@ def test_ids_need_no_tokenizer_and_text_does():
     options = {"max_tokens": 9, "temperature": 0.5, "ignore_eos": True, "stop_token_ids": (8,)}
     [r] = tokenise([Prompt("a", 1.0, prompt_ids=(3, 4), **options)], None, seed=7)
     assert (r.arrival, r.prompt_tokens, r.output_length, r.ignore_eos, r.stop_ids) == (1.0, 2, 9, True, (8,))
-    assert r.sampling == Sampling(0.5, seed=7)
+    assert (r.sampling.temperature, r.sampling.top_p) == (0.5, 1.0)
     with pytest.raises(UsageError, match="prompt b: this model has no tokenizer"):
         tokenise([Prompt("b", 0.0, text="hello")], None, seed=0)
     with pytest.raises(UsageError, match="prompt c: .* give stop_token_ids instead of stop"):
         tokenise([Prompt("c", 0.0, prompt_ids=(3,), stop=("end",))], None, seed=0)
 
 
-def test_sampling_is_the_prompts_own_and_seeds_count_up():
+def test_sampling_is_the_prompts_own_and_does_not_depend_on_its_place():
     own = Prompt("b", 0.0, prompt_ids=(1,), temperature=1.0, top_k=4, top_p=0.5, seed=70, logprobs=2)
-    counted, named = tokenise([Prompt("a", 0.0, prompt_ids=(1,)), own], None, seed=7)
-    assert (counted.sampling.seed, named.sampling) == (7, Sampling(1.0, 4, 0.5, 70, 2))
+    other = Prompt("a", 0.0, prompt_ids=(1,))
+    first, named = tokenise([other, own], None, seed=7)
+    assert named.sampling == Sampling(1.0, 4, 0.5, 70, 2)
+    assert tokenise([own, other], None, seed=7)[1] == first != tokenise([other], None, seed=8)[0]
 
 
 def test_an_answer_ends_before_its_own_stop_string():

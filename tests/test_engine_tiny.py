@@ -1,5 +1,7 @@
 """Both engines on tiny models against one plain forward pass: any chunks, prefix, batch, arrival and departure."""
 
+import dataclasses
+
 import jax
 import ml_dtypes
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mooncake_jax.model.loading import load_model
+from mooncake_jax.model.sampling import NO_TOKEN
 from mooncake_jax.parallel.decoding import CapacityError, DecodingEngine
 from mooncake_jax.parallel.prefill import PrefillEngine, chunk_buckets
 from mooncake_jax.parallel.schedule import plan_chunks
@@ -202,10 +205,47 @@ def test_bfloat16_stays_near_float32(tiny2, prefills, prompt):
     assert kv.dtype == ml_dtypes.bfloat16
     spread = exact_kv.std()
     assert np.abs(kv.astype(np.float32) - exact_kv).mean() < 0.03 * spread
-    engine = DecodingEngine(model, 2, 16, 8)
-    engine.join(1, kv, first.token, 60)
-    assert all(0 <= engine.step()[1] < 320 for _ in range(5))
     np.testing.assert_allclose(first.top_logits[0][1], exact.top_logits[0][1], rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"), [("tiny-llama3", "float32", 1e-3), ("tiny-llama3", "bfloat16", 0.15)]
+)
+def test_hundreds_of_steps_with_comings_and_goings_follow_the_plain_pass(name, dtype, tolerance):
+    """Log-probabilities of every tenth step's tokens, whatever else is in the batch, and the likeliest taken."""
+    model, rng = load_model(DATA / name, dtype), np.random.default_rng(0)
+    plain, engine, prefills = PlainModel(model), DecodingEngine(model, 6, 8, 84), PrefillEngine(model, 32)
+    told, compared = {}, 0
+    for step in range(200):
+        if len(told) < 6 and rng.random() < 0.4 or not told:
+            ids = rng.integers(0, 320, rng.integers(1, 60)).tolist()
+            first, kv = prefill(prefills, model, ids)
+            engine.join(step, kv, first.token, 110, Sampling(logprobs=0))
+            told[step] = [*ids, first.token]
+        for request, token in engine.step().items():
+            if step % 10 == 0:
+                logits = plain.forward(told[request])[0][-1].astype(np.float32)
+                expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+                assert abs(engine.logprobs(request).logprob - expected[token]) < tolerance
+                assert expected.max() - expected[token] < tolerance
+                compared += 1
+            told[request].append(token)
+        for request in [r for r, ids in told.items() if len(ids) == 110 or rng.random() < 0.02]:
+            engine.leave(request)
+            del told[request]
+        engine.check()
+    assert compared > 60
+
+
+def test_logits_that_are_no_numbers_end_in_no_token(tiny2, prefills, prompt):
+    _, kv = prefill(prefills[16], tiny2, prompt)
+    damaged = jax.tree.map(lambda leaf: leaf.at[0].set(np.nan), tiny2.layers[1])
+    model = dataclasses.replace(tiny2, layers=(tiny2.layers[0], damaged, *tiny2.layers[2:]))
+    with pytest.raises(ArithmeticError, match="not finite numbers"):
+        PrefillEngine(model, 16).prefill(prompt)
+    engine = DecodingEngine(model, 2, 16, 8)
+    engine.join(1, kv, 3, 60)
+    assert engine.step() == {1: NO_TOKEN}
 
 
 def test_prefix_memory_may_be_reused_by_the_hook(tiny2, prefills, prompt):

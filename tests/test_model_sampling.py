@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mooncake_jax.model.sampling import SamplingRows, logprobs, sample
+from mooncake_jax.model.sampling import NO_TOKEN, SamplingRows, logprobs, sample
 from mooncake_jax.request import MOST_LOGPROBS, Sampling
 
 sample_jitted = jax.jit(sample)
@@ -108,6 +108,22 @@ def test_logprobs_are_those_of_the_softmax():
 def test_values_that_cannot_be_sampled_with_are_named(values, complaint):
     with pytest.raises(ValueError, match=complaint):
         Sampling(**values)
+
+
+@pytest.mark.parametrize("temperature", [1e-7, 2e-38])
+def test_however_small_a_temperature_is_only_the_likeliest_are_drawn(temperature):
+    for shift in (-100, 0, 100):
+        assert set(draw(temperature, range(50), range(50), LOGITS + np.float32(shift), top_k=3)) == {0}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_give_no_token(bad):
+    logits = np.zeros((3, 9), np.float32)
+    logits[1, 4] = bad
+    rows = sampling_rows(3, temperature=[0, 0, 1])
+    assert np.asarray(sample_jitted(logits, rows))[:2].tolist() == [0, NO_TOKEN]
+    rows = sampling_rows(3, temperature=1, top_k=2)
+    assert (np.asarray(sample_jitted(logits, rows)) == NO_TOKEN).tolist() == [False, True, False]
 
 
 def test_seed_and_index_matter():

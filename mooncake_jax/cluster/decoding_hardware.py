@@ -13,6 +13,7 @@ import numpy as np
 
 from mooncake_jax.cache.store import BlockLayout
 from mooncake_jax.cluster.control import KVCacheSent, KVPiece
+from mooncake_jax.model.sampling import NO_TOKEN, NOT_FINITE
 from mooncake_jax.model.stopping import StopStrings
 from mooncake_jax.parallel.decoding import DecodingEngine
 from mooncake_jax.sched.messages import (
@@ -93,8 +94,11 @@ class DecodingHardware:
         begun = time.monotonic()
         try:
             tokens = self._engine.step(batch)
+            for dispatch in [dispatch for dispatch, token in tokens.items() if token == NO_TOKEN]:
+                del tokens[dispatch]
+                self._post(DecodingFailed(dispatch, self.node, NOT_FINITE))
             stopped = tuple(dispatch for dispatch, token in tokens.items() if self._stops(dispatch, token))
-            logprobs = tuple((i, known) for i in batch if (known := self._engine.logprobs(i)) is not None)
+            logprobs = tuple((i, known) for i in tokens if (known := self._engine.logprobs(i)) is not None)
         except Exception as error:
             self._post(StepFailed(f"{type(error).__name__}: {error}"))
         else:

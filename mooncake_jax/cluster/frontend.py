@@ -1,6 +1,7 @@
 """From prompts to requests: tokenising, block keys, and what cannot be served at all."""
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -41,10 +42,10 @@ class ServingLimits:
 
 
 def tokenise(prompts: Sequence[Prompt], tokenizer: Tokenizer | None, seed: int) -> list[Request]:
-    """Requests of prompts given as text, messages or ids; seed, counted up, is for those that name none. Raises
-    UsageError naming the prompt.
+    """Requests of prompts given as text, messages or ids; seed and its id are the seed of a prompt that names none.
+    Raises UsageError naming the prompt.
     """
-    return [_request(prompt, tokenizer, seed + index) for index, prompt in enumerate(prompts)]
+    return [_request(prompt, tokenizer, seed + zlib.crc32(prompt.id.encode())) for prompt in prompts]
 
 
 def _request(prompt: Prompt, tokenizer: Tokenizer | None, seed: int) -> Request:

@@ -56,7 +56,7 @@ class Results:
         outcome = dataclasses.replace(outcome, text=self._text(outcome))
         self.outcomes.append(outcome)
         self._counts[outcome.status] += 1
-        self._requests.write(json.dumps(outcome_row(outcome), ensure_ascii=False) + "\n")
+        self._requests.write(json.dumps(outcome_row(outcome), ensure_ascii=False, allow_nan=False) + "\n")
         self._requests.flush()
         return self._counts
 

@@ -14,6 +14,9 @@ import numpy as np
 
 from mooncake_jax.request import MOST_LOGPROBS, Sampling
 
+NO_TOKEN = -1  # instead of a token where logits are not finite numbers, as damaged weights give
+NOT_FINITE = "the logits are not finite numbers: the model's weights may be damaged"
+
 
 class SamplingRows(NamedTuple):
     """How each row of a batch is sampled, as Sampling has it; index counts the request's output tokens from 0."""
@@ -40,7 +43,7 @@ class SamplingRows(NamedTuple):
 
 
 def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
-    """The next token of each row: logits float32 [B, V] -> int32 [B].
+    """The next token of each row: logits float32 [B, V] -> int32 [B]; NO_TOKEN where logits are no numbers.
 
     The choice depends on nothing but the row's own values, so it is the same in any batch and slot.
     """
@@ -68,11 +71,12 @@ def logprobs(logits: jax.Array, tokens: jax.Array, wanted: jax.Array) -> tuple[j
 
 def _highest(values: jax.Array) -> jax.Array:
     """The first index of each row's maximum: argmax of [B, V], int32 [B], in two plain reductions, which on CPUs take
-    a quarter of argmax's time.
+    a quarter of argmax's time. NO_TOKEN where the maximum is no finite number.
     """
+    highest = values.max(axis=-1, keepdims=True)
     columns = jnp.arange(values.shape[1], dtype=jnp.int32)
-    reached = values >= values.max(axis=-1, keepdims=True)
-    return jnp.minimum(jnp.where(reached, columns, values.shape[1]).min(axis=-1), values.shape[1] - 1)
+    first = jnp.where(values >= highest, columns, values.shape[1]).min(axis=-1)
+    return jnp.where(jnp.isfinite(highest[:, 0]), first, NO_TOKEN)
 
 
 def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -80,7 +84,10 @@ def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     noise = jax.vmap(lambda s, i: jax.random.gumbel(jax.random.fold_in(jax.random.key(s), i), logits.shape[1:]))(
         rows.seed, rows.index
     )
-    scaled = logits / jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
+    # The highest logit becomes 0, which no temperature, however small, carries to infinity.
+    scaled = (logits - logits.max(axis=-1, keepdims=True)) / jnp.where(rows.temperature > 0, rows.temperature, 1)[
+        :, None
+    ]
     limited = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1))
     scaled = jax.lax.cond(jnp.any(limited), _limit, lambda same, _: same, scaled, rows)
     return _highest(scaled + noise)

@@ -1,20 +1,19 @@
 """Stop strings: where an answer ends that is to end before a given text.
 
-A stop string may begin inside one token and end inside another, and a token may end inside a character, so the text is
-searched as a whole while it grows, and its end is held back as long as a stop string may be coming. Knows nothing of
-engines and tokenizers: it is given a function that decodes.
+A stop string may begin inside one token and end inside another, and a token may end inside a character, so what is
+searched is text, not tokens. Knows nothing of engines and tokenizers: it is given a function that decodes.
 """
 
 from collections.abc import Callable, Sequence
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what decoders give for a character whose last bytes are yet to come
+_WINDOW = 64  # tokens at the end of an answer that are decoded anew with each token, and up to twice as many
 
 
 class StopStrings:
-    """Follows one answer. Plain state; `text` is what may be shown so far and never takes anything back."""
+    """Follows one answer until one of the stop strings is in it."""
 
     def __init__(self, stops: Sequence[str], decode: Callable[[Sequence[int]], str]):
-        """stops are the texts to end before; decode(ids) gives the text of all tokens so far.
+        """stops are the texts to end before; decode(ids) gives the text of tokens.
 
         Raises ValueError for an empty stop string.
         """
@@ -22,40 +21,21 @@ class StopStrings:
             raise ValueError("a stop string is empty; leave it out, or give the text to stop at")
         self._stops, self._decode = tuple(stops), decode
         self._ids: list[int] = []
-        self.text = ""
-        self.stopped = False
 
     def add(self, token: int) -> bool:
-        """Takes the next token; True if a stop string has appeared: `text` then ends before the earliest one.
-
-        Raises ValueError if the answer has stopped already.
-        """
-        if self.stopped:
-            raise ValueError("the answer has stopped; it takes no more tokens")
+        """Takes the next token; whether a stop string is in the text now."""
         self._ids.append(token)
-        whole = self._decode(self._ids)
-        shown = until_stop(whole, self._stops)
-        self.stopped = shown != whole
-        if not self.stopped:
-            shown = whole[: len(whole) - self._held_back(whole)]
-        self.text = max(self.text, shown, key=len)
-        return self.stopped
+        text = self._decode(self._ids)
+        if len(self._ids) >= 2 * _WINDOW:
+            self._forget_beginning(text)
+        return any(stop in text for stop in self._stops)
 
-    def finish(self) -> str:
-        """The whole answer, when no more tokens come: what was held back is part of it unless it has stopped."""
-        if not self.stopped:
-            self.text = self._decode(self._ids)
-        return self.text
-
-    def _held_back(self, text: str) -> int:
-        """Characters at the end that are unfinished or may be the beginning of a stop string."""
-        unfinished = len(text) - len(text.rstrip(_UNFINISHED))
-        text = text[: len(text) - unfinished]
-        begun = max(
-            (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])),
-            default=0,
-        )
-        return unfinished + begun
+    def _forget_beginning(self, text: str) -> None:
+        """So that a token takes no longer the longer the answer is; but keeps whatever a stop string may begin in."""
+        ids = self._ids[-_WINDOW:]
+        end = self._decode(ids)
+        if len(end) >= max(map(len, self._stops)) and text.endswith(end):
+            self._ids = ids
 
 
 def until_stop(text: str, stops: Sequence[str]) -> str:

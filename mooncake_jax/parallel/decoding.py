@@ -72,7 +72,7 @@ class DecodingEngine:
         self._free = list(range(num_pages, _SCRATCH, -1))
         self._num_pages = num_pages
         tile = pages_per_tile(page_size)
-        self._table_width = -(-self.pages_for(config.max_context) // tile) * tile
+        self._table_width = -(-min(num_pages, self.pages_for(config.max_context)) // tile) * tile
         self._shapes: set[tuple[str, int]] = set()
         self._running: dict[int, _Running] = {}
         self._rows: tuple[list[int], _Rows] | None = None  # of the last step's requests; None when one joined or left
@@ -146,7 +146,8 @@ class DecodingEngine:
         self._rows = None
 
     def step(self, request_ids: Sequence[int] | None = None) -> dict[int, int]:
-        """Generates one token for each of these requests (all in the batch if None): request id -> token.
+        """Generates one token for each of these requests (all in the batch if None): request id -> token, or NO_TOKEN
+        where the model's logits are no numbers.
 
         Raises CapacityError, with nothing changed, if a request has reached its max_context_tokens and did not leave,
         KeyError if one is not in the batch.
@@ -229,6 +230,7 @@ class DecodingEngine:
 
     def _make_rows(self, running: list[_Running], size: int) -> _Rows:
         """The requests' rows, padded to size."""
+        # Padding rows stand before all others, from step to step, and so never outgrow the table.
         tokens, positions = np.zeros((2, size), np.int32)
         table = np.full((size, self._table_width), _SCRATCH, np.int32)
         sampling = SamplingRows.greedy(size)

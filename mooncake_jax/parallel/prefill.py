@@ -17,7 +17,7 @@ import numpy as np
 
 from mooncake_jax.model.attention import TILE
 from mooncake_jax.model.loading import LoadedModel
-from mooncake_jax.model.sampling import SamplingRows
+from mooncake_jax.model.sampling import NO_TOKEN, NOT_FINITE, SamplingRows
 from mooncake_jax.parallel.boundary import Boundary
 from mooncake_jax.parallel.mesh import stage_mesh
 from mooncake_jax.parallel.pipeline import PipelineModel
@@ -106,7 +106,7 @@ class PrefillEngine:
         what they raise passes through and, on one process, leaves the engine usable.
 
         Raises ValueError for an empty or too long prompt, an id out of vocabulary, or a prefix that is not within 0
-        .. n - 1.
+        .. n - 1, ArithmeticError if the logits are no numbers.
         """
         job = self.job(prompt_ids, prefix_len, load_layer, on_layer, sampling)
         for _, result in self.run(self.chunks(job)):
@@ -203,8 +203,10 @@ def chunk_buckets(prefill_chunk: int) -> tuple[int, ...]:
 
 
 def first_token(computed: tuple) -> FirstToken:
-    """Waits for what Stage.finish gives."""
+    """Waits for what Stage.finish gives. Raises ArithmeticError if the logits are no numbers."""
     token, values, (logprob, top_logprobs, top) = jax.device_get(computed)
+    if token == NO_TOKEN:
+        raise ArithmeticError(NOT_FINITE)
     likeliest = tuple(zip(top[0].tolist(), top_logprobs[0].tolist(), strict=True))
     top_logits = tuple(zip(top[0].tolist(), values.tolist(), strict=False))
     return FirstToken(int(token), top_logits, TokenLogprobs(float(logprob[0]), likeliest))
