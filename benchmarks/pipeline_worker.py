@@ -1,0 +1,90 @@
+"""One process of benchmarks/pipeline.py: a stage of a pipeline, a share of tensor or sequence parallelism, or all of a
+model. Started by it, pinned to one core; prints its figures as JSON.
+
+Arguments: model, way (cpp, tp, sp), process, processes, coordinator, prefill_chunk, repeats, prompt lengths.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from mooncake_jax.model.loading import load_model
+from mooncake_jax.parallel.mesh import MeshShape
+from mooncake_jax.parallel.pipeline import load_pipeline
+from mooncake_jax.parallel.prefill import PrefillEngine
+from mooncake_jax.parallel.processes import join_processes
+from mooncake_jax.parallel.sequence import SequencePrefill, load_replicated, sequence_mesh
+
+LOOPBACK = Path("/sys/class/net/lo/statistics/tx_bytes")
+
+
+def main(model: str, way: str, process: str, processes: str, coordinator: str, chunk: str, repeats: str, *lengths: str):
+    count, path = int(processes), Path(model)
+    if count > 1:
+        join_processes(coordinator, count, int(process))
+    prefill = _engine(path, way, count, int(chunk))
+    rng = np.random.default_rng(0)
+    figures = {}
+    for length in map(int, lengths):
+        ids = rng.integers(0, 49152, length)
+        prefill(ids)
+        taken = [_timed(prefill, ids) for _ in range(int(repeats))]
+        seconds, sent = zip(*taken, strict=True)
+        figures[length] = {"seconds": sorted(seconds)[len(seconds) // 2], "bytes": min(sent)}
+        if count == 1:
+            figures[length]["chunks"] = _chunk_seconds(PrefillEngine(load_model(path, "float32"), int(chunk)), ids)
+    print(json.dumps(figures), flush=True)
+    _meet()
+
+
+def _engine(path: Path, way: str, processes: int, chunk: int):
+    if processes == 1:
+        return PrefillEngine(load_model(path, "float32"), chunk).prefill
+    if way == "sp":
+        mesh = sequence_mesh(jax.devices())
+        return SequencePrefill(load_replicated(path, "float32", mesh), mesh).prefill
+    shape = MeshShape(processes, 1) if way == "cpp" else MeshShape(1, processes)
+    return PrefillEngine(load_pipeline(path, "float32", shape), chunk).prefill
+
+
+def _timed(prefill, ids: np.ndarray) -> tuple[float, int]:
+    """Seconds until the first token is known to all, and bytes that crossed the loopback in the meantime."""
+    _meet()
+    before, begun = int(LOOPBACK.read_text()), time.monotonic()
+    prefill(ids)
+    _meet()
+    return time.monotonic() - begun, int(LOOPBACK.read_text()) - before
+
+
+def _meet() -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("benchmark")
+
+
+def _chunk_seconds(engine: PrefillEngine, ids: np.ndarray) -> list[float]:
+    """What each chunk takes on one stage, waiting for each before the next begins; the shorter of two turns."""
+    turns = []
+    for _ in range(2):
+        newest, marks = {}, []
+        job = engine.job(ids, on_layer=lambda layer, start, kv, newest=newest: newest.update(kv=kv))
+
+        def entering(job=job, newest=newest, marks=marks):
+            for chunk in engine.chunks(job):
+                if newest:
+                    np.asarray(newest["kv"])
+                marks.append(time.monotonic())
+                yield chunk
+
+        for _, result in engine.run(entering()):
+            result()
+        marks.append(time.monotonic())
+        turns.append(np.diff(marks))
+    return np.minimum(*turns).tolist()
+
+
+main(*sys.argv[1:])
