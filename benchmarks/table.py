@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+_COLUMNS = ("<50", ">10", "<7", ">10", ">7", "<7", "<3")  # alignment and width
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -69,25 +71,22 @@ def interleaved(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    heads = ("figure", "value", "unit", "reference", "ratio", "target", "ok")
-    cells = [heads, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
-    for line in cells:
-        print("  ".join(_aligned(i, cell, width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))))
+def print_heads() -> None:
+    _print(("figure", "value", "unit", "reference", "ratio", "target", "ok"))
+
+
+def print_row(row: Row) -> None:
+    """One line of the table, at once, so that a run which is killed has shown what it measured."""
+    ok = {None: "", True: "yes", False: "NO"}[row.ok]
+    value, reference = ("" if x is None else f"{x:.4g}" for x in (row.value, row.reference))
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    _print((row.name, value, row.unit, reference, ratio, row.target or "", ok))
 
 
 def write_json(path: Path, rows: Sequence[Row]) -> None:
     path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    ok = {None: "", True: "yes", False: "NO"}[row.ok]
-    number = ("" if x is None else f"{x:.4g}" for x in (row.value, row.reference))
-    value, reference = number
-    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-    return row.name, value, row.unit, reference, ratio, row.target or "", ok
-
-
-def _aligned(column: int, cell: str, width: int) -> str:
-    return cell.rjust(width) if column in (1, 3, 4) else cell.ljust(width)
+def _print(cells: Sequence[str]) -> None:
+    columns = zip(cells, _COLUMNS, strict=True)
+    print("  ".join(f"{cell:{column}}" for cell, column in columns).rstrip(), flush=True)

@@ -16,11 +16,12 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncake_jax.commands import plan_cluster
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.model.llama import abstract_parts
 from mooncake_jax.model.loading import load_model
-from mooncake_jax.parallel import plan
+from mooncake_jax.parallel import hlo, plan
 from mooncake_jax.parallel.mesh import MeshShape, make_mesh, tensor_parallel_sizes
 from mooncake_jax.parallel.sharding import abstract_staged_model, device_bytes, parameter_spec
 
@@ -197,13 +198,13 @@ def test_b_of_the_paper_s_model():
 
 def costs(function, *shapes):
     compiled = jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile()
-    return plan.program_costs(compiled.as_text()), compiled
+    return hlo.program_costs(compiled.as_text()), compiled
 
 
 def test_products_are_counted_as_xla_counts_them():
     found, compiled = costs(lambda a, b: jnp.einsum("kij,kjl->kil", a, b), (3, 64, 32), (3, 32, 80))
-    assert found == {plan.FLOPS: 2 * 3 * 64 * 32 * 80}
-    assert compiled.cost_analysis()["flops"] == pytest.approx(found[plan.FLOPS], rel=0.01)
+    assert found == {hlo.FLOPS: 2 * 3 * 64 * 32 * 80}
+    assert compiled.cost_analysis()["flops"] == pytest.approx(found[hlo.FLOPS], rel=0.01)
 
 
 def test_loops_count_as_often_as_they_turn():
@@ -213,7 +214,7 @@ def test_loops_count_as_often_as_they_turn():
 
         return jax.lax.fori_loop(0, 7, outer, a)
 
-    assert costs(loops, (32, 32))[0] == {plan.FLOPS: 35 * 2 * 32**3}
+    assert costs(loops, (32, 32))[0] == {hlo.FLOPS: 35 * 2 * 32**3}
 
 
 def test_a_loop_of_unknown_length_is_refused():
@@ -225,7 +226,7 @@ def test_of_a_branch_the_costliest_side_counts():
     def branch(a):
         return jax.lax.cond(a.sum() > 0, lambda x: jnp.sin(x @ x) @ x, lambda x: x @ x, a)
 
-    assert costs(branch, (32, 32))[0] == {plan.FLOPS: 2 * 2 * 32**3}
+    assert costs(branch, (32, 32))[0] == {hlo.FLOPS: 2 * 2 * 32**3}
 
 
 def run_plan(*arguments):
@@ -245,7 +246,7 @@ def test_llama2_70b_on_32_devices_without_its_weights():
     ratios = re.search(r"compiled / formula +(\S+) +(\S+)", out)
     assert all(0.98 < float(ratio) < 1.02 for ratio in ratios.groups())
     assert re.search(r"against b = 25\.5 +-11\.9%", out)
-    assert "a = 4 as computed" in out
+    assert "a = 4 is the count with whole chunks; the engine skips masked tiles" in out
     assert float(re.search(r"(\d+) MiB\n", out)[1]) < 8192  # the weights alone are 128 GiB
 
 
@@ -258,7 +259,16 @@ def test_llama2_70b_on_32_devices_without_its_weights():
             "--prefill_chunk=3000",
             "--prefill_chunk=3000 does not divide --prompt=8192; use a divisor of it such as 2048",
         ),
+        ("--prefill_chunk=100000000000", "use a divisor of it such as 8192"),
         ("--context=0", "--context=0: it must be at least 1"),
+        ("--prompt=1000000000007", "--prompt=1000000000007: positions are int32; use at most 2147483520 tokens"),
+        (f"--context={10**30}", "positions are int32; use at most 2147483520 tokens"),
+        (
+            "--batch=4194304",
+            "--batch=4194304: the ids of its pages are int32; use at most 4194303 with --context=8192",
+        ),
+        ("--model=dummy:llama2-71b", "no architecture 'llama2-71b' is known; use one of"),
+        (f"--model={'x' * 300}", "neither a folder with a config.json"),
         ("--model=llama2-71b", "--model=llama2-71b: neither a folder with a config.json, nor a .gguf file, nor one of"),
         ("loose", "'loose' is no flag"),
     ],
@@ -269,9 +279,30 @@ def test_bad_flags_end_with_one_line(flag, told):
     assert told in errors
 
 
+def test_the_largest_sizes_need_no_more_memory():
+    largest, chunk = plan.MOST_TOKENS, plan.MOST_TOKENS // 3
+    arguments = [f"--prompt={largest}", f"--prefill_chunk={chunk}", "--context=2000000000", "--batch=15"]
+    code, out, errors = run_plan("--model=dummy:smollm2-135m:7", *arguments)
+    assert (code, errors) == (0, "")
+    ratios = re.search(r"compiled / formula +(\S+) +(\S+)", out)
+    assert all(float(ratio) == pytest.approx(1, abs=1e-3) for ratio in ratios.groups())
+    assert f"--prompt={largest} is beyond the model's context of 8192 tokens" in out
+    assert "--context=2000000000 is beyond the model's context of 8192 tokens" in out
+    assert float(re.search(r"(\d+) MiB\n", out)[1]) < 4096  # the table of pages alone would be 7 GiB
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_a_chunk_that_does_not_divide_is_answered_with_the_next_shorter_that_does(prompt, limit):
+    found = plan_cluster._largest_divisor(prompt, limit)
+    assert found <= limit and prompt % found == 0
+    assert not any(prompt % size == 0 for size in range(found + 1, min(limit, prompt, found + 1000) + 1))
+
+
 def test_a_folder_needs_its_config_alone(tmp_path):
     (tmp_path / "config.json").write_text((DATA / "tiny-llama2" / "config.json").read_text())
-    code, out, errors = run_plan(f"--model={tmp_path}", "--pp=3", "--tp=2", "--prompt=256", "--dtype=float32")
+    sizes = ["--pp=3", "--tp=2", "--prompt=256", "--context=2048", "--dtype=float32"]
+    code, out, errors = run_plan(f"--model={tmp_path}", *sizes)
     assert (code, errors) == (0, "")
     assert "pp=3 (1 or 2 layers a stage), tp=2" in out
     assert "of the longest stages" in out
+    assert "beyond the model's context" not in out

@@ -4,6 +4,8 @@ Compiles prefill and decoding for virtual CPU devices (parallel/plan.py) and pri
 all devices' FLOPs beside the paper's formula.
 """
 
+import math
+import os
 import resource
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from rich.table import Table
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.model.config import DTYPE_BYTES, LlamaConfig
+from mooncake_jax.model.dummy import PREFIX, DummyModel
 from mooncake_jax.model.files import read_json
 from mooncake_jax.model.sources import open_source
 from mooncake_jax.parallel.mesh import MeshShape, make_mesh
@@ -31,7 +34,8 @@ _WIDTH = 120  # where there is no terminal to ask
 def _define() -> None:
     kwargs = {"flag_values": FLAGS}
     known = ", ".join(ARCHITECTURES)
-    flags.DEFINE_string("model", "llama2-70b", f"one of {known}; a folder with a config.json; a .gguf file", **kwargs)
+    models = f"one of {known}, also as {PREFIX}NAME; a folder with a config.json; a .gguf file"
+    flags.DEFINE_string("model", "llama2-70b", models, **kwargs)
     flags.DEFINE_integer("pp", 1, "pipeline stages", **kwargs)
     flags.DEFINE_integer("tp", 1, "devices of a stage, which share every layer by tensor parallelism", **kwargs)
     flags.DEFINE_integer("prompt", 8192, "tokens to prefill", **kwargs)
@@ -48,15 +52,19 @@ def main(arguments: list[str]) -> int:
     unknown = FLAGS(["plan", *arguments])[1:]
     if unknown:
         raise UsageError(f"{unknown[0]!r} is no flag: flags are written --name=value")
-    config, shape, chunk = _config(FLAGS.model), MeshShape(FLAGS.pp, FLAGS.tp), _chunk()
+    config, shape = _config(FLAGS.model), MeshShape(FLAGS.pp, FLAGS.tp)
     shape.check(config)
-    # Only now: bad flags are told before JAX starts, and it must start with this many devices.
+    _check_positive()
+    # Only now: JAX takes seconds to load.
     import jax
     import jax.numpy as jnp
 
     from mooncake_jax.parallel import plan
     from mooncake_jax.parallel.sharding import abstract_staged_model
 
+    _check_largest(plan.MOST_TOKENS, plan.MOST_PAGES)
+    chunk = _chunk()
+    # Only now: JAX must start with this many devices.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", shape.devices)
     model = abstract_staged_model(config, jnp.dtype(FLAGS.dtype), make_mesh(shape))
@@ -68,28 +76,55 @@ def main(arguments: list[str]) -> int:
 def _config(name: str) -> LlamaConfig:
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
+    if name.startswith(PREFIX):
+        return DummyModel.parse(name).config()
     path = Path(name)
-    if (path / "config.json").is_file():
+    # os.path, because Path's own tests raise for a name that is too long for the file system.
+    if os.path.isfile(path / "config.json"):
         return LlamaConfig.from_hf(read_json(path / "config.json"), str(path / "config.json"))
-    if path.is_file() and path.suffix == ".gguf":
+    if os.path.isfile(path) and path.suffix == ".gguf":
         return open_source(path).config()
     raise UsageError(
         f"--model={name}: neither a folder with a config.json, nor a .gguf file, nor one of {', '.join(ARCHITECTURES)}"
     )
 
 
-def _chunk() -> int:
-    """Tokens of a chunk of prefill, all sizes checked."""
+def _check_positive() -> None:
     for name in ("prompt", "prefill_chunk", "batch", "context"):
-        if FLAGS[name].value is not None and FLAGS[name].value < 1:
-            raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
+        value = FLAGS[name].value
+        if value is not None and value < 1:
+            raise UsageError(f"--{name}={value}: it must be at least 1")
+
+
+def _check_largest(tokens: int, pages: int) -> None:
+    """Raises UsageError where a request would have more tokens, or a decoding step more pages."""
+    from mooncake_jax.parallel.plan import pages_for
+
+    for name in ("prompt", "context"):
+        if FLAGS[name].value > tokens:
+            raise UsageError(f"--{name}={FLAGS[name].value}: positions are int32; use at most {tokens} tokens")
+    most = pages // pages_for(FLAGS.context)
+    if FLAGS.batch > most:
+        raise UsageError(
+            f"--batch={FLAGS.batch}: the ids of its pages are int32; use at most {most} with --context={FLAGS.context}"
+        )
+
+
+def _chunk() -> int:
+    """Tokens of a chunk of prefill."""
     prompt, chunk = FLAGS.prompt, FLAGS.prefill_chunk or FLAGS.prompt
     if prompt % chunk:
-        nearest = max(size for size in range(1, min(chunk, prompt) + 1) if prompt % size == 0)
         raise UsageError(
-            f"--prefill_chunk={chunk} does not divide --prompt={prompt}; use a divisor of it such as {nearest}"
+            f"--prefill_chunk={chunk} does not divide --prompt={prompt}; "
+            f"use a divisor of it such as {_largest_divisor(prompt, chunk)}"
         )
     return chunk
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of a number that does not exceed the limit, which is at least 1."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return max(size for divisor in small for size in (divisor, number // divisor) if size <= limit)
 
 
 def _print_plan(model: "StagedModel", prefill: "StepPlan", decoding: "StepPlan", chunks: int) -> None:
@@ -113,9 +148,16 @@ def _print_plan(model: "StagedModel", prefill: "StepPlan", decoding: "StepPlan",
     _add_device_rows(table, model, steps)
     table.add_section()
     _add_total_rows(table, steps, linear_factor(config), PAPER_B)
+    lines += [
+        f"--{name}={FLAGS[name].value} is beyond the model's context of {config.max_context} tokens; it is planned for "
+        "all the same"
+        for name in ("prompt", "context")
+        if FLAGS[name].value > config.max_context
+    ]
     notes = [
-        f"l (a n^2 d + b n d^2): a = {a:g} as computed (2 where masked blocks are skipped), b = "
-        f"{linear_factor(config):g} by the configuration; in decoding n^2 is batch x context. The head is apart.",
+        f"l (a n^2 d + b n d^2): b = {linear_factor(config):g} by the configuration; in decoding n^2 is batch x "
+        "context. The head is apart.",
+        f"a = {a:g} is the count with whole chunks; the engine skips masked tiles, which brings a near 2.",
         "FLOPs are products in the compiled programs, loops counted as often as they turn. Temporaries and collectives "
         "are those of XLA's CPU compiler, which widens much of bfloat16 to float32.",
         f"lowered in {sum(step.lower_s for step in steps):.1f} s, compiled in "

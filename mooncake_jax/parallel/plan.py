@@ -1,21 +1,18 @@
 """What prefill and decoding of a model cost on a mesh, from programs that are compiled but never run.
 
 The steps are lowered for jax.ShapeDtypeStructs, so that a model of any size is planned for without its weights. Costs
-are read from the compiled program of one device: products, and bytes that collectives send. XLA's own cost analysis
-counts a loop's body once; here it counts as often as the loop turns, which the compiler knows because each program is
-made for one chunk at one place. They are compared with the paper's l (a n^2 d + b n d^2) (section 5.1). Knows nothing
-of engines, requests or time.
+are read from the compiled program of one device (hlo.py), whose loops turn as often as the compiler knows, because each
+program is made for one chunk at one place. They are compared with the paper's l (a n^2 d + b n d^2) (section 5.1).
+Attention computes a chunk whole, as the formula has it, where the engine skips tiles that are masked. Knows nothing of
+engines, requests or time.
 
 Legend: T query tokens, S context tokens, B batch, N pages, K KV heads, D head dim, E width, V vocabulary.
 """
 
-import math
-import re
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import jax
@@ -29,13 +26,14 @@ from mooncake_jax.model.attention import TILE, paged_attention, pages_per_tile, 
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.layers import rotary_table
 from mooncake_jax.model.llama import Params
+from mooncake_jax.parallel.hlo import COLLECTIVES, FLOPS, program_costs
 from mooncake_jax.parallel.mesh import PP
 from mooncake_jax.parallel.sharding import ACTIVATIONS, PAGES, PREFILL_KV, StagedModel, device_bytes, sharded
 
 PAPER_B = 22  # what the paper takes for LLaMA2-70B
 PAGE = 16  # tokens
-FLOPS = "flops"
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+MOST_TOKENS = 2**31 - TILE  # of a request: positions are int32, and so is their sum with a tile's width
+MOST_PAGES = 2**31 - 1  # of a decoding step: their ids are int32
 
 # Parameters of a layer, x [T, E] and the layer's KV on one stage -> x and KV.
 Layer = Callable[[Params, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
@@ -72,7 +70,7 @@ class _Program:
 
 
 def plan_prefill(model: StagedModel, prompt: int, chunk: int) -> StepPlan:
-    """Prefill of prompt tokens in chunks of chunk tokens, which must divide prompt.
+    """Prefill of prompt tokens, at most MOST_TOKENS, in chunks of chunk tokens, which must divide prompt.
 
     Attention's work grows evenly from the first chunk to the last, so these two are compiled.
     """
@@ -88,14 +86,21 @@ def plan_prefill(model: StagedModel, prompt: int, chunk: int) -> StepPlan:
 
 
 def plan_decoding(model: StagedModel, batch: int, context: int) -> StepPlan:
-    """One token for each of batch requests, which have context tokens each, the new one included."""
-    config = model.config
-    columns = -(-context // (PAGE * pages_per_tile(PAGE))) * pages_per_tile(PAGE)
+    """One token for each of batch requests, which have context tokens each, at most MOST_TOKENS, the new one included;
+    their pages are at most MOST_PAGES.
+    """
+    config, columns = model.config, pages_for(context)
     kv = _slots(model, PAGES, (batch * columns, 2, PAGE, config.num_kv_heads, config.head_dim))
     step = _compile_tick(model, decoding_layer(model, batch, context, columns), batch, kv)
     embedding, head = _compile_ends(model, batch, batch)
     sent = step.costs + embedding.costs + head.costs
     return _step_plan(model, kv, step.costs[FLOPS], sent, (step, embedding, head), batch, batch * context)
+
+
+def pages_for(context: int) -> int:
+    """Pages of a request with so many tokens, in whole tiles of attention."""
+    tile = pages_per_tile(PAGE)
+    return -(-context // (PAGE * tile)) * tile
 
 
 def linear_factor(config: LlamaConfig) -> float:
@@ -158,11 +163,12 @@ def prefill_layer(model: StagedModel, start: int, tokens: int) -> Layer:
 def decoding_layer(model: StagedModel, batch: int, context: int, columns: int) -> Layer:
     """A layer over the newest of context tokens: x [batch, E], pages [batch * columns, 2, PAGE, K, D] in order."""
 
-    table = np.arange(batch * columns, dtype=np.int32).reshape(batch, columns)
-    lengths = np.full(batch, context, np.int32)
     last, row = divmod(context - 1, PAGE)
 
     def layer(params: Params, x: jax.Array, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Made by the program, not constants in it: they may be larger than this machine's memory.
+        table = jnp.arange(batch * columns, dtype=jnp.int32).reshape(batch, columns)
+        lengths = jnp.full(batch, context, jnp.int32)
         stored = {}
 
         def attend(q: jax.Array, new: jax.Array) -> jax.Array:
@@ -239,67 +245,3 @@ def _step_plan(
         lower_s=sum(program.lower_s for program in programs),
         compile_s=sum(program.compile_s for program in programs),
     )
-
-
-_COMPUTATION = re.compile(r"(ENTRY )?%(\S+) \(.*\{$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(?P<name>\S+) = (?P<type>.+?) (?P<opcode>[a-z][a-z0-9-]*)\((?P<rest>.*)")
-_ARRAY = re.compile(r"([a-z]+)(\d*)\w*\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|to_apply|body|(?:true|false)_computation|branch_computations)=(%[^,\s]+|\{[^}]+\})")
-_NAME = re.compile(r"%([^\s,)}]+)")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
-
-
-def program_costs(hlo: str) -> Counter:
-    """One device's costs by a compiled program's text: FLOPS of products, bytes sent by each kind of COLLECTIVES.
-
-    Loops count as often as they turn, and of a branch the costliest side. Raises ValueError for a loop with products
-    or collectives in it whose turns the compiler does not know.
-    """
-    computations: dict[str, list[re.Match]] = {}
-    for line in hlo.splitlines():
-        if header := _COMPUTATION.match(line):
-            current = computations.setdefault("ENTRY" if header[1] else header[2], [])
-        elif instruction := _INSTRUCTION.match(line):
-            current.append(instruction)
-
-    @cache
-    def costs(computation: str) -> Counter:
-        types = {instruction["name"]: instruction["type"] for instruction in computations[computation]}
-        total = Counter()
-        for instruction in computations[computation]:
-            total.update(_own_costs(instruction, types))
-            called = [costs(name) for names in _CALLED.findall(instruction["rest"]) for name in _NAME.findall(names)]
-            costliest = max(called, key=Counter.total, default=Counter())
-            turns = _turns(instruction) if costliest and instruction["opcode"] == "while" else 1
-            total.update({kind: cost * turns for kind, cost in costliest.items()})
-        return total
-
-    return costs("ENTRY")
-
-
-def _own_costs(instruction: re.Match, types: dict[str, str]) -> dict[str, int]:
-    kind, rest = instruction["opcode"].removesuffix("-start"), instruction["rest"]
-    if kind != "dot" and kind not in COLLECTIVES:
-        return {}
-    operands = [_ARRAY.findall(types[name]) for name in _NAME.findall(rest.split(")")[0])]
-    if kind != "dot":  # what a device puts in
-        return {kind: sum(_bits(array) // 8 for arrays in operands for array in arrays)}
-    left = _sizes(operands[0][0])
-    contracted = math.prod(left[int(i)] for i in _CONTRACTED.search(rest)[1].split(",") if i)
-    return {FLOPS: 2 * contracted * math.prod(_sizes(_ARRAY.search(instruction["type"]).groups()))}
-
-
-def _turns(loop: re.Match) -> int:
-    known = _TRIPS.search(loop["rest"])
-    if known is None:
-        raise ValueError(f"loop {loop['name']} has products or collectives, but how often it turns is not known")
-    return int(known[1])
-
-
-def _sizes(array: tuple[str, str, str]) -> list[int]:
-    return [int(size) for size in array[2].split(",") if size]
-
-
-def _bits(array: tuple[str, str, str]) -> int:
-    return int(array[1] or 8) * math.prod(_sizes(array))  # a type without a number is pred
