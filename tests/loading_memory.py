@@ -53,7 +53,8 @@ def main(model, dtype, address=None, rank=None):
     if address is not None:
         jax.distributed.initialize(address, num_processes=2, process_id=int(rank))
     location, placement = resolve(model), halves if address else None
-    load_model(Path(__file__).parent / "data" / "tiny-llama2", dtype, placement)  # what code and threads take is there now
+    tiny = Path(__file__).parent / "data" / "tiny-llama2"
+    load_model(tiny, dtype, placement)  # what code and threads take is there now
     before, peak = anonymous(), Peak()
     peak.start()
     loaded = load_model(location, dtype, placement)

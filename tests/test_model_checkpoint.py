@@ -1,5 +1,6 @@
 """Orbax checkpoints: a converted model is the model; whatever is broken is named, and nothing half-written is left."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -106,6 +107,15 @@ def test_smollm2_keeps_its_tokenizer(smollm2_path, smollm2_cases, tmp_path):
             assert tokenizer.chat(case["messages"]) == case["prompt"]
         assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
     same(load_model(tmp_path / "smollm2", "bfloat16"), load_model(smollm2_path, "bfloat16"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        path = tmp_path / "smollm2" / name
+        whole = path.read_bytes()
+        for damage in (lambda path, whole=whole: path.write_bytes(whole + b"\n"), lambda path: path.unlink()):
+            damage(path)
+            with pytest.raises(UsageError, match=f"/{name}: not as it was written with the arrays"):
+                inspect_model(tmp_path / "smollm2")
+            path.write_bytes(whole)
+    assert inspect_model(tmp_path / "smollm2")[0] == config
 
 
 def test_nothing_is_overwritten(converted):
@@ -134,6 +144,13 @@ def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def forge(folder, **changes):
+    """Changes config.json, and its digest with it."""
+    edit(folder / "config.json", **changes)
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    edit(folder / "mooncake_checkpoint.json", files={"config.json": digest})
+
+
 def cut_data(folder):
     for path in (folder / "layer_001").glob("**/d/*"):
         path.write_bytes(path.read_bytes()[:-100])
@@ -150,16 +167,30 @@ def flip_a_bit(folder):
 @pytest.mark.parametrize(
     "damage, complaint",
     [
-        (lambda f: edit(f / "config.json", num_hidden_layers=4), "layer_003: not a whole Orbax checkpoint"),
-        (lambda f: edit(f / "config.json", vocab_size=65), r"embedding has shape \[64, 32\], the config asks for \[65"),
-        (lambda f: edit(f / "config.json", tie_word_embeddings=True), "embedder: arrays unknown: head"),
+        (
+            lambda f: edit(f / "config.json", num_hidden_layers=2),
+            "/config.json: not as it was written with the arrays; c",
+        ),
+        (lambda f: edit(f / "config.json", rope_theta=2e4), "/config.json: not as it was written with the arrays; c"),
+        (lambda f: forge(f, num_hidden_layers=2), "layer_002: not of this model, which has 2 layers; convert"),
+        (lambda f: forge(f, num_hidden_layers=3_000_000), "num_layers is 3000000"),
+        (lambda f: forge(f, num_hidden_layers=4), "layer_003: not a whole Orbax checkpoint"),
+        (lambda f: forge(f, vocab_size=65), r"embedding has shape \[64, 32\], the config asks for \[65"),
+        (lambda f: forge(f, tie_word_embeddings=True), "embedder: arrays unknown: head"),
         (lambda f: shutil.rmtree(f / "layer_001"), "layer_001: not a whole Orbax checkpoint"),
         (cut_data, "layer_001: not a whole Orbax checkpoint"),
         (flip_a_bit, r"layer_001: ([a-z/]+\[0:\d+, 0:\d+\] is damaged|not a whole Orbax).*; convert the model again"),
         (lambda f: (f / "config.json").unlink(), "config.json: No such file"),
         (lambda f: edit(f / "mooncake_checkpoint.json", format=9), "format is 9, not 2"),
-        (lambda f: edit(f / "mooncake_checkpoint.json", dtype="int4"), "dtype is 'int4'"),
+        (
+            lambda f: (f / "generation_config.json").write_text('{"eos_token_id": 3}'),
+            "/generation_config.json: not as it",
+        ),
+        (lambda f: edit(f / "mooncake_checkpoint.json", files=None), "files is None, not an object"),
+        (lambda f: edit(f / "mooncake_checkpoint.json", files={}), "/config.json: not as it was written"),
         (lambda f: edit(f / "mooncake_checkpoint.json", sha256="x"), "sha256 is 'x'"),
+        (lambda f: edit(f / "mooncake_checkpoint.json", sha256=""), "sha256 is '', not 32 bytes"),
+        (lambda f: edit(f / "mooncake_checkpoint.json", sha256="00" * 33), "sha256 is '0.*, not 32 bytes"),
     ],
 )
 def test_damage_is_named(broken, damage, complaint):
@@ -172,6 +203,6 @@ def test_damage_is_named(broken, damage, complaint):
 
 def test_an_untied_head_that_is_missing_is_named(tmp_path):
     convert_model(DATA / "tiny-llama3", tmp_path / "m", "float32", lambda done, total: None)
-    edit(tmp_path / "m" / "config.json", tie_word_embeddings=False)
+    forge(tmp_path / "m", tie_word_embeddings=False)
     with pytest.raises(UsageError, match="embedder: arrays missing: head"):
         load_model(tmp_path / "m", "float32")

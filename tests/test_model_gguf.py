@@ -157,6 +157,8 @@ def test_linear_rope_and_rope_that_is_refused(tmp_path):
     refused("over 4 of 8 dimensions", write_tiny(tmp_path / "b.gguf", **{"rope.dimension_count": 4}))
     tensors = tensors_of(DATA / "tiny-llama2") | {"rope_freqs.weight": np.ones(3, np.float32)}
     refused("3 RoPE divisors for a head_dim of 8", write_tiny(tmp_path / "r.gguf", tensors))
+    tensors["rope_freqs.weight"] = np.array([1, np.nan, 1, 1], np.float32)
+    refused("RoPE divisors are .*nan", write_tiny(tmp_path / "n.gguf", tensors))
 
 
 def test_a_gguf_cut_anywhere_is_refused(tiny_gguf, tmp_path):
@@ -187,6 +189,8 @@ def test_gguf_refusals(tmp_path):
     refused("architecture 'qwen2'", write_tiny(tmp_path / "q.gguf", architecture="qwen2"))
     refused("block_count is None", write_tiny(tmp_path / "a.gguf", block_count=None))
     refused("tensors missing: model.layers.4.*and 6 more", write_tiny(tmp_path / "c.gguf", block_count=5))
+    refused("asks for 2052 layers, of 39 tensors in all", write_tiny(tmp_path / "g.gguf", block_count=4 + (8 << 8)))
+    refused("num_layers is 2147483652", write_tiny(tmp_path / "h.gguf", block_count=4 + (1 << 31)))
     refused("tensors unknown to a llama: model.layers.3", write_tiny(tmp_path / "d.gguf", block_count=3))
     refused(
         r"has shape \[.*176.*\], the config asks for \[.*177.*\]",

@@ -57,6 +57,46 @@ def test_safetensors_refusals(folder):
     refused("config.json: No such file", folder)
 
 
+@pytest.mark.parametrize("name", [5, None, [], "a" * 300, "../model.safetensors", "/dev/null", "a\nb", ""], ids=str)
+def test_an_index_that_names_no_file(folder, name):
+    path = folder / "model.safetensors.index.json"
+    edit(path, weight_map=json.loads(path.read_text())["weight_map"] | {"model.norm.weight": name})
+    refused(r"weight_map has .*, which is no file's name|aaa: no such weight file", folder)
+
+
+def test_json_too_deep_to_be_read(folder):
+    for name in ("config.json", "model.safetensors.index.json"):
+        whole = (folder / name).read_text()
+        (folder / name).write_text("[" * 200_000)
+        refused(f"{name}: nested too deeply", folder)
+        (folder / name).write_text(whole)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "bool", "float8_e4m3fn"])
+def test_numbers_that_need_a_scale_are_refused(folder, dtype):
+    path = folder / "model-00002-of-00005.safetensors"
+    tensors = load_file(path)
+    name = sorted(tensors)[0]
+    save_file(tensors | {name: tensors[name].astype(jax.numpy.dtype(dtype))}, path)
+    refused(f"{path.name}: {name} is stored as [A-Z0-9_]+, not one of F64, F32, F16, BF16; use", folder)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_other_floats_are_read(folder, dtype):
+    for path in folder.glob("*.safetensors"):
+        save_file({name: x.astype(dtype) for name, x in load_file(path).items()}, path)
+    source, name = open_source(folder), "model.norm.weight"
+    assert source.read(name, (slice(None),)).dtype == dtype
+    assert load_model(folder, "float32").layers[0]["mlp"]["up"]["kernel"].dtype == np.float32
+
+
+def test_an_absurd_depth_ends_in_one_line(folder):
+    edit(folder / "config.json", num_hidden_layers=9000)
+    refused("asks for 9000 layers, of 39 tensors in all; check that the config belongs to these weights", folder)
+    edit(folder / "config.json", num_hidden_layers=3_000_000)
+    refused("num_layers is 3000000", folder)
+
+
 def test_only_a_slice_is_read():
     source = open_source(TINY)
     name = "model.layers.1.mlp.down_proj.weight"

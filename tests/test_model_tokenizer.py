@@ -133,12 +133,64 @@ def test_a_folder_as_hugging_face_lays_it_out(llama3, tmp_path):
         ("tokenizer.json", "{}", "tokenizer.json: not a tokenizer"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json: holds a list"),
         ("generation_config.json", "{", "generation_config.json: not JSON"),
+        ("tokenizer_config.json", '{"eos_token": "\\ud800"}', "tokenizer_config.json: not JSON .*surrogates"),
         ("chat_template.jinja", "{% for", "the chat template is broken"),
     ],
 )
 def test_a_broken_file_is_named(llama3, tmp_path, name, content, complaint):
     Tokenizer.from_gguf(llama3).save(tmp_path)
     (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=complaint) as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, field, values",
+    [
+        ("tokenizer_config.json", "eos_token", (5, [], True, {}, {"content": 5}, {"content": None})),
+        ("tokenizer_config.json", "bos_token", (5, {"content": ["x"]})),
+        ("tokenizer_config.json", "chat_template", (5, {}, False, [5], [{"name": "default"}], [{"template": "x"}])),
+        ("tokenizer_config.json", "chat_template", ([{"name": "default", "template": 5}],)),
+        ("generation_config.json", "eos_token_id", ({}, [[1]], "x", ["x"], True, 1.5, [None], -1, 2**31)),
+        ("config.json", "eos_token_id", ({}, [[1]], "x")),
+    ],
+)
+def test_a_field_of_another_type_is_named(llama3, tmp_path, name, field, values):
+    Tokenizer.from_gguf(llama3).save(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    for value in values:
+        (tmp_path / name).write_text(json.dumps({field: value}))
+        with pytest.raises(UsageError, match=f"/{name}: {field} is .*; it must be .*, fetch the model again") as caught:
+            Tokenizer.from_folder(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_fields_that_say_nothing(llama3, tmp_path):
+    Tokenizer.from_gguf(llama3).save(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
+    for template in (None, [], [{"name": "tools", "template": "x"}]):
+        config = {"eos_token": None, "bos_token": None, "chat_template": template}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        tokenizer = Tokenizer.from_folder(tmp_path)
+        assert tokenizer.eos_ids == frozenset()
+        with pytest.raises(UsageError, match="no chat template"):
+            tokenizer.chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    "template, complaint",
+    [
+        (b"\xff\xfe{{ x }}", "chat_template.jinja: not a text in UTF-8"),
+        (b"{% for x in y %}" * 40 + b"{% endfor %}" * 40, "the chat template is broken"),
+        (b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}", "the chat template is broken"),
+    ],
+    ids=["not UTF-8", "40 loops", "5000 brackets"],
+)
+def test_a_template_that_cannot_be_compiled(llama3, tmp_path, template, complaint):
+    Tokenizer.from_gguf(llama3).save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(template)
     with pytest.raises(UsageError, match=complaint) as caught:
         Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)

@@ -6,20 +6,18 @@ architectures.py. Knows nothing of JAX, so that a rank which only schedules can 
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from mooncake_jax.errors import UsageError
+from mooncake_jax.model.files import shown
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-_LLAMA3_FIELDS = {
-    "factor": float,
-    "low_freq_factor": float,
-    "high_freq_factor": float,
-    "original_max_position_embeddings": int,
-}
+# Far beyond any model, and small enough for 32-bit positions and for tables with a row for each layer.
+_MOST, _MOST_LAYERS = 2**31 - 1, 10_000
+_FLOAT32 = np.finfo(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +116,18 @@ class LlamaConfig:
             head_dim=_size(data, "head_dim", origin, _size(data, "hidden_size", origin) // heads),
             rope_theta=theta,
             rope_scaling=scaling,
-            rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-            tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
+            rms_norm_eps=_number(data, "rms_norm_eps", origin, 1e-6),
+            tie_word_embeddings=_flag(data, "tie_word_embeddings", origin, False),
             max_context=_size(data, "max_position_embeddings", origin, 2048),
         )
         config.refuse_odd_shapes(origin)
         return config
 
     def refuse_odd_shapes(self, origin: str) -> None:
-        """Raises UsageError unless the query heads share the KV heads evenly and RoPE fits a head's dimensions."""
+        """Raises UsageError unless the query heads share the KV heads evenly, RoPE fits a head's dimensions and turns
+        them, and sizes are such as a model can have.
+        """
+        _refuse_huge(self, origin)
         if self.num_heads % self.num_kv_heads:
             raise UsageError(
                 f"{origin}: {self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly; "
@@ -138,6 +139,11 @@ class LlamaConfig:
             raise UsageError(
                 f"{origin}: {len(self.rope_scaling.divisors)} RoPE divisors for a head_dim of {self.head_dim}; "
                 "use a file with one for each pair of dimensions"
+            )
+        if isinstance(self.rope_scaling, RopeDivisors) and not all(map(_is_positive, self.rope_scaling.divisors)):
+            raise UsageError(
+                f"{origin}: RoPE divisors are {shown(self.rope_scaling.divisors)}; "
+                "use a file in which all are finite and above 0"
             )
 
 
@@ -152,37 +158,112 @@ def _scale_frequencies(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndar
 
 def _refuse_foreign(data: Mapping[str, Any], origin: str) -> None:
     if data.get("model_type") != "llama":
-        raise UsageError(f"{origin}: model_type is {data.get('model_type')!r}; only 'llama' models are served")
+        raise UsageError(f"{origin}: model_type is {shown(data.get('model_type'))}; only 'llama' models are served")
     for field, wanted in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
         if data.get(field, wanted) != wanted:
-            raise UsageError(f"{origin}: {field} is {data[field]!r}; only LLaMA models with {wanted!r} are served")
+            raise UsageError(f"{origin}: {field} is {shown(data[field])}; only LLaMA models with {wanted!r} are served")
+    if data.get("quantization_config") is not None:
+        raise UsageError(
+            f"{origin}: quantization_config is {shown(data['quantization_config'])}; "
+            "use the model's unquantised weights, or a GGUF file"
+        )
+
+
+def _refuse_huge(config: LlamaConfig, origin: str) -> None:
+    for field in fields(config):
+        value, most = getattr(config, field.name), _MOST_LAYERS if field.name == "num_layers" else _MOST
+        if isinstance(value, int) and value > most:
+            raise UsageError(f"{origin}: {field.name} is {value}, and no model has over {most}; fetch the model again")
 
 
 def _size(data: Mapping[str, Any], field: str, origin: str, default: int | None = None) -> int:
     value = data.get(field)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{origin}: {field} is {value!r}; it must be a positive integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        raise UsageError(
+            f"{origin}: {field} is {shown(value)}; it must be a whole number from 1 to {_MOST}, fetch the model again"
+        )
     return value
+
+
+def _number(data: Mapping[str, Any], field: str, origin: str, default: float | None = None) -> float:
+    value = data.get(field, default)
+    if not _is_positive(value):
+        raise UsageError(
+            f"{origin}: {field} is {shown(value)}; it must be a finite number above 0, fetch the model again"
+        )
+    return float(value)
+
+
+def _is_positive(value: Any) -> bool:
+    """Whether value is a number that is finite and above 0 in float32 too, in which we compute."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return float(_FLOAT32.tiny) <= value <= float(_FLOAT32.max)
+
+
+def _flag(data: Mapping[str, Any], field: str, origin: str, default: bool) -> bool:
+    value = data.get(field, default)
+    if not isinstance(value, bool):
+        raise UsageError(f"{origin}: {field} is {shown(value)}; it must be true or false, fetch the model again")
+    return value
+
+
+def _object(data: Mapping[str, Any], field: str, origin: str) -> Mapping[str, Any]:
+    """A field that holds an object, empty where it is null or missing."""
+    value = data.get(field)
+    if value is not None and not isinstance(value, dict):
+        raise UsageError(f"{origin}: {field} is {shown(value)}; it must be an object, fetch the model again")
+    return value or {}
 
 
 def _rope(data: Mapping[str, Any], origin: str) -> tuple[float, RopeScaling | RopeDivisors | None]:
     """Theta and scaling from rope_parameters (transformers 5) or rope_theta and rope_scaling (before)."""
-    new = data.get("rope_parameters") or {}
-    rope = new or data.get("rope_scaling") or {}
-    theta = float(new.get("rope_theta", data.get("rope_theta", 10000.0)))
+    new = _object(data, "rope_parameters", origin)
+    rope = new or _object(data, "rope_scaling", origin)
+    for where in (data, rope):
+        if where.get("partial_rotary_factor") not in (None, 1):
+            raise UsageError(
+                f"{origin}: partial_rotary_factor is {shown(where['partial_rotary_factor'])}; "
+                "use a model whose RoPE turns whole heads"
+            )
+    theta = _number(new if "rope_theta" in new else data, "rope_theta", origin, 10000.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    try:
-        if kind == "default":
-            return theta, None
-        if kind == "llama3":
-            return theta, RopeScaling(**{name: as_type(rope[name]) for name, as_type in _LLAMA3_FIELDS.items()})
-        if kind == "divisors":
-            return theta, RopeDivisors(tuple(map(float, rope["divisors"])))
-    except KeyError as missing:
-        raise UsageError(f"{origin}: {kind} RoPE scaling lacks {missing}; take the model's original file") from None
-    raise UsageError(f"{origin}: RoPE scaling {kind!r} is not supported; use a model with 'default' or 'llama3'")
+    if kind == "default":
+        return theta, None
+    if kind == "llama3":
+        return theta, _llama3_scaling(rope, origin)
+    if kind == "divisors":
+        return theta, _divisors(rope, origin)
+    raise UsageError(f"{origin}: RoPE scaling {shown(kind)} is not supported; use a model with 'default' or 'llama3'")
+
+
+def _llama3_scaling(rope: Mapping[str, Any], origin: str) -> RopeScaling:
+    for field in fields(RopeScaling):
+        if field.name not in rope:
+            raise UsageError(f"{origin}: llama3 RoPE scaling lacks {field.name!r}; take the model's original file")
+    scaling = RopeScaling(
+        factor=_number(rope, "factor", origin),
+        low_freq_factor=_number(rope, "low_freq_factor", origin),
+        high_freq_factor=_number(rope, "high_freq_factor", origin),
+        original_max_position_embeddings=_size(rope, "original_max_position_embeddings", origin),
+    )
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise UsageError(
+            f"{origin}: low_freq_factor is {scaling.low_freq_factor}, not below high_freq_factor, which is "
+            f"{scaling.high_freq_factor}; take the model's original file"
+        )
+    return scaling
+
+
+def _divisors(rope: Mapping[str, Any], origin: str) -> RopeDivisors:
+    divisors = rope.get("divisors")
+    if not isinstance(divisors, list | tuple) or not all(map(_is_positive, divisors)):
+        raise UsageError(
+            f"{origin}: divisors is {shown(divisors)}; it must be a list of numbers above 0, convert the model again"
+        )
+    return RopeDivisors(tuple(map(float, divisors)))
 
 
 def _rope_to_hf(scaling: RopeScaling | RopeDivisors | None) -> dict[str, Any] | None:

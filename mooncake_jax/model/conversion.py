@@ -32,7 +32,7 @@ def convert_model(location: Location, out: Path, dtype: str, progress: Callable[
         _check_space(out, config.parameters * DTYPE_BYTES[dtype])
         unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         try:
-            describe(unfinished, config, dtype, identity, source.tokenizer())
+            describe(unfinished, config, identity, source.tokenizer())
             for part, parameters in read_parts(source, dtype):
                 write_part(unfinished, part, parameters)
                 done += sum(leaf.size for leaf in jax.tree.leaves(parameters))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,38 @@ from mooncake_jax.errors import UsageError
 Index = tuple[slice, ...]
 
 
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 60
+
+
 def files_digest(paths: Iterable[Path]) -> bytes:
-    """SHA-256 over the SHA-256 of each file's bytes."""
-    whole = hashlib.sha256()
-    for path in paths:
+    """SHA-256 over the SHA-256 of each file's bytes. Raises UsageError naming a file that cannot be read."""
+    return hashlib.sha256(b"".join(map(file_digest, paths))).digest()
+
+
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of a file's bytes. Raises UsageError naming it if it cannot be read."""
+    try:
         with path.open("rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.digest()
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; check the file") from None
+
+
+def shown(value: Any) -> str:
+    """What a file has as a value, for an error's one line: however long it is or deep, cut to a glance."""
+    return _REPR.repr(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the JSON file at path. Raises UsageError naming the file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is a text that nothing else can take
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; a model's folder needs this file") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deeply for a model's file; fetch the model again") from None
     except ValueError as error:
         raise UsageError(f"{path}: not JSON ({error}); fetch the model again") from None
     if not isinstance(data, dict):

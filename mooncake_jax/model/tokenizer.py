@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from mooncake_jax.errors import UsageError
-from mooncake_jax.model.files import read_json
+from mooncake_jax.model.files import read_json, shown
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF
 _ENDINGS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "</s>")
@@ -28,6 +28,7 @@ _LLAMA3_SPLIT = (
 )
 _FILE, _CONFIG, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 _TEMPLATE = "chat_template.jinja"
+FILES = (_FILE, _CONFIG, _GENERATION, _TEMPLATE)  # all that a folder's tokenizer consists of, beside config.json
 
 
 class Tokenizer:
@@ -74,15 +75,18 @@ class Tokenizer:
         except Exception as error:  # the package raises nothing more precise
             raise UsageError(f"{path}: not a tokenizer ({_first_line(error)}); fetch the model again") from None
         config = _json_or_empty(folder / _CONFIG)
-        named = {name: _text(config.get(name)) for name in ("bos_token", "eos_token")}
+        named = {name: _text(folder / _CONFIG, name, config.get(name)) for name in ("bos_token", "eos_token")}
         named = {name: text for name, text in named.items() if text is not None}
-        ends = _eos_ids(_json_or_empty(folder / _GENERATION)) | _eos_ids(_json_or_empty(folder / "config.json"))
+        ends = _eos_ids(folder / _GENERATION) | _eos_ids(folder / "config.json")
         if "eos_token" in named:
             ends |= {bpe.token_to_id(named["eos_token"])}
         try:
             return cls(bpe, frozenset(ends - {None}), _template(folder, config), named)
-        except jinja2.TemplateSyntaxError as error:
-            raise UsageError(f"{folder}: the chat template is broken ({error}); fetch the model again") from None
+        # SyntaxError is Python's: Jinja compiles to it, and it allows fewer nested blocks.
+        except (jinja2.TemplateSyntaxError, RecursionError, SyntaxError) as error:
+            raise UsageError(
+                f"{folder}: the chat template is broken ({_first_line(error)}); fetch the model again"
+            ) from None
 
     def save(self, folder: Path) -> None:
         """Writes the files that from_folder reads."""
@@ -143,24 +147,49 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _text(token: Any) -> str | None:
+def _text(path: Path, field: str, token: Any) -> str | None:
     """A special token's text, which HF writes bare or in an object."""
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str) and token is not None:
+        raise UsageError(
+            f"{path}: {field} is {shown(token)}; it must be a text or an object with a content, fetch the model again"
+        )
+    return text
 
 
-def _eos_ids(data: Mapping[str, Any]) -> set[int]:
-    ids = data.get("eos_token_id")
-    return set(ids) if isinstance(ids, list) else {ids} - {None}
+def _eos_ids(path: Path) -> set[int]:
+    found = _json_or_empty(path).get("eos_token_id")
+    if found is None:
+        return set()
+    ids = found if isinstance(found, list) else [found]
+    if not all(type(one) is int and 0 <= one < 2**31 for one in ids):  # true and false are ints to isinstance
+        raise UsageError(
+            f"{path}: eos_token_id is {shown(found)}; it must be a token's id or a list of them, fetch the model again"
+        )
+    return set(ids)
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The chat template: a file of its own, or a field; of several the one named default."""
-    if (folder / _TEMPLATE).is_file():
-        return (folder / _TEMPLATE).read_text(encoding="utf-8")
+    path = folder / _TEMPLATE
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise UsageError(f"{path}: not a text in UTF-8 ({error}); fetch the model again") from None
     found = config.get("chat_template")
-    if isinstance(found, list):
+    if found is None or isinstance(found, str):
+        return found
+    if isinstance(found, list) and all(map(_is_named_template, found)):
         return next((each["template"] for each in found if each["name"] == "default"), None)
-    return found
+    raise UsageError(
+        f"{folder / _CONFIG}: chat_template is {shown(found)}; it must be a text or a list of named templates, "
+        "fetch the model again"
+    )
+
+
+def _is_named_template(each: Any) -> bool:
+    return isinstance(each, dict) and all(isinstance(each.get(key), str) for key in ("name", "template"))
 
 
 def _first_line(error: Exception) -> str:

@@ -26,6 +26,7 @@ LAYER_NAMES = {
     "mlp/down/kernel": "mlp.down_proj",
 }
 _ENDS = {"embedding": "model.embed_tokens", "norm/scale": "model.norm", "head": "lm_head"}
+_REMEDY = "check that the config belongs to these weights"
 _TRANSPOSED = ("kernel", "head")  # ours are [in, out], HF's [out, in]
 _STRIP = 32  # rows transposed at once: several times as fast as whole matrices, whose columns miss the cache
 
@@ -36,6 +37,7 @@ class TensorReader:
     def __init__(self, source: WeightSource):
         self._source = source
         config = source.config()
+        _refuse_absurd_depth(config, source)
         _check(config, source, _wanted(config, abstract_parts(config, jnp.float32)))
 
     def read(self, part: Part, abstract: Params) -> Params:
@@ -81,20 +83,28 @@ def _is_transposed(leaf: str) -> bool:
     return leaf.endswith(_TRANSPOSED)
 
 
+def _refuse_absurd_depth(config: LlamaConfig, source: WeightSource) -> None:
+    """Keeps the table of wanted tensors as small as the file's own: a damaged number of layers can be billions."""
+    if config.num_layers > len(source.shapes):
+        raise UsageError(
+            f"{source.origin}: the config asks for {config.num_layers} layers, of {len(source.shapes)} tensors in all; "
+            f"{_REMEDY}"
+        )
+
+
 def _check(config: LlamaConfig, source: WeightSource, wanted: dict[str, tuple[int, ...]]) -> None:
     found = {name: shape for name, shape in source.shapes.items() if not _redundant(config, name)}
-    remedy = "check that the config belongs to these weights"
     for what, names in (
         ("missing", wanted.keys() - found.keys()),
         ("unknown to a llama", found.keys() - wanted.keys()),
     ):
         if names:
             listed = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise UsageError(f"{source.origin}: tensors {what}: {listed}; {remedy}")
+            raise UsageError(f"{source.origin}: tensors {what}: {listed}; {_REMEDY}")
     for name, shape in wanted.items():
         if found[name] != shape:
             raise UsageError(
-                f"{source.origin}: {name} has shape {list(found[name])}, the config asks for {list(shape)}; {remedy}"
+                f"{source.origin}: {name} has shape {list(found[name])}, the config asks for {list(shape)}; {_REMEDY}"
             )
 
 
