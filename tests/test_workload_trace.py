@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from mooncake_jax.errors import UsageError
+from mooncake_jax.request import Sampling
 from mooncake_jax.workload.multiturn import ideal_reuse
 from mooncake_jax.workload.trace import TraceRow, read_trace, trace_requests
 
@@ -100,7 +101,7 @@ def test_requests_carry_the_trace():
     first, second = trace_requests(rows, vocab_size=50, seed=1, time_scale=2.0)
     assert (first.id, first.arrival, first.prompt_tokens, first.output_length) == ("0", 0.0, 600, 3)
     assert (second.id, second.arrival, second.prompt_tokens, second.output_length) == ("1", 1.5, 512, 33)
-    assert first.ignore_eos and first.block_keys == () and first.temperature == 0
+    assert first.ignore_eos and first.block_keys == () and first.sampling == Sampling()
     assert len(first.prompt_ids) == 600 and first.prompt_ids[:512] == second.prompt_ids
     assert set(first.prompt_ids) == set(range(50))
 
