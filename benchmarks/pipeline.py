@@ -41,8 +41,12 @@ WORKER = Path(__file__).with_name("pipeline_worker.py")
 def main(arguments: list[str]) -> int:
     FLAGS([sys.argv[0], *arguments])
     model = resolve(FLAGS.model, Path(FLAGS.model_dir))
-    if not all(length.isdecimal() and int(length) > 0 for length in FLAGS.lengths):
-        raise UsageError(f"--lengths={','.join(FLAGS.lengths)}: tokens of prompts, with commas between; use e.g. 4096")
+    context = open_source(model).config().max_context
+    if not all(length.isdecimal() and 0 < int(length) <= context for length in FLAGS.lengths):
+        raise UsageError(
+            f"--lengths={','.join(FLAGS.lengths)}: name numbers of tokens from 1 to the model's context of {context}, "
+            "with commas between"
+        )
     one = measure(model, "cpp", 1)
     ways = {way: measure(model, way, STAGES) for way in ways_of(model)}
     rows = [row for length in FLAGS.lengths for row in rows_of(length, one[length], ways)]

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from mooncake_jax.model.loading import load_model
+from mooncake_jax.model.sources import open_source
 from mooncake_jax.parallel.mesh import MeshShape
 from mooncake_jax.parallel.pipeline import load_pipeline
 from mooncake_jax.parallel.prefill import PrefillEngine
@@ -27,11 +28,12 @@ def main(model: str, way: str, process: str, processes: str, coordinator: str, c
     count, path = int(processes), Path(model)
     if count > 1:
         join_processes(coordinator, count, int(process))
+    vocabulary = open_source(path).config().vocab_size
     prefill = _engine(path, way, count, int(chunk))
     rng = np.random.default_rng(0)
     figures = {}
     for length in map(int, lengths):
-        ids = rng.integers(0, 49152, length)
+        ids = rng.integers(0, vocabulary, length)
         prefill(ids)
         taken = [_timed(prefill, ids) for _ in range(int(repeats))]
         seconds, sent = zip(*taken, strict=True)

@@ -31,9 +31,9 @@ def benchmark(monkeypatch):
     return importlib.import_module
 
 
-def run_engine(*arguments):
+def run_engine(*arguments, script="engine.py"):
     """Exit code, lines of output, and errors."""
-    command = [sys.executable, str(FOLDER / "engine.py"), *arguments]
+    command = [sys.executable, str(FOLDER / script), *arguments]
     # One thread: torch's wait for each other by turning, which takes minutes where others use the machine.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -222,3 +222,25 @@ def test_in_bfloat16_rotary_frequencies_stay_float32(benchmark, tiny3):
     frequencies = peer._model.model.rotary_emb.inv_freq.numpy()
     assert frequencies.dtype == np.float32
     np.testing.assert_allclose(frequencies, tiny3.config.rope_frequencies(), rtol=1e-6)
+
+
+def test_a_pipeline_is_compared_with_one_stage_and_with_the_other_ways(tmp_path):
+    file = tmp_path / "rows.json"
+    arguments = (f"--model={TINY}", "--lengths=40,600", "--prefill_chunk=64", "--repeats=1", f"--json={file}")
+    code, lines, errors = run_engine(*arguments, script="pipeline.py")
+    assert code == 0, errors
+    rows = {row["name"]: row for row in json.loads(file.read_text())}
+    assert len(lines) == len(rows) + 1
+    assert rows["prompt 600, 10 chunks: ticks"]["value"] == 11
+    assert rows["prompt 600, places without work"]["value"] == pytest.approx(100 * 2 / 22)
+    assert 1 < rows["prompt 600, speed-up of two stages, of the ideal"]["reference"] <= 2
+    # Nine chunks of float32 [64, 64] and one of [32, 64]; the others send each layer's sums or KV.
+    sent = {way: rows[f"prompt 600, {way}: sent"]["value"] * 1e6 for way in ("cpp", "tp", "sp")}
+    assert (9 * 64 + 32) * 64 * 4 <= sent["cpp"] < min(sent["tp"], sent["sp"])
+
+
+@pytest.mark.parametrize("lengths", ["x", "0", "40,", "5000"])
+def test_lengths_that_cannot_be_are_refused(lengths):
+    code, _, errors = run_engine(f"--model={TINY}", f"--lengths={lengths}", script="pipeline.py")
+    assert code == 2 and f"--lengths={lengths}: name numbers of tokens from 1 to the model's context of 2048" in errors
+    assert len(errors.splitlines()) == 1
