@@ -9,7 +9,6 @@ killed keeps them. Whatever the figures are, the exit code is 0. A model whose c
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from command import parse, run
 from engine_peers import TransformersPeer, layer_scan, transformers_peer
 from table import Row, at_least, at_most, interleaved, print_heads, print_row, row, write_json
 
@@ -47,7 +47,8 @@ SUMMED = 200_000_000  # bytes
 
 
 def main(arguments: list[str]) -> int:
-    location = _check(FLAGS([sys.argv[0], *arguments])[1:])
+    parse(FLAGS, arguments)
+    location = _check()
     rows = []
     print(f"{FLAGS.model} on {jax.devices()[0].device_kind}, JAX {jax.__version__}, chunks of {CHUNK} tokens")
     print_heads()
@@ -59,10 +60,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _check(loose: list[str]) -> Location:
+def _check() -> Location:
     """Where the model is, all flags checked before anything is measured. Raises UsageError."""
-    if loose:
-        raise UsageError(f"{loose[0]!r} is no flag: flags are written --name=value")
     if not FLAGS.dtype or not set(FLAGS.dtype) <= set(DTYPE_BYTES):
         raise UsageError(f"--dtype={','.join(FLAGS.dtype)}: use float32, bfloat16 or both with a comma")
     location = resolve(FLAGS.model, Path(FLAGS.model_dir))
@@ -71,13 +70,6 @@ def _check(loose: list[str]) -> Location:
         raise UsageError(
             f"--model={FLAGS.model}: its context is {context} tokens; use a model with at least {SHORTEST_CONTEXT}"
         )
-    if FLAGS.json:
-        try:
-            Path(FLAGS.json).open("a").close()
-        except OSError as error:
-            raise UsageError(
-                f"--json={FLAGS.json}: {error.strerror}; name a file in a folder that exists and can be written to"
-            ) from None
     return location
 
 
@@ -192,8 +184,4 @@ def _ids(model: LoadedModel, tokens: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UsageError, flags.Error) as error:
-        print(f"benchmarks/engine.py: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run(main)

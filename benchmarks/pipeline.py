@@ -15,10 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from absl import flags
+from command import parse, run
 from table import Row, at_least, at_most, print_heads, print_row, row, write_json
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.catalog import DEFAULT_MODEL_DIR, resolve
+from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.sources import open_source
 from mooncake_jax.parallel.mesh import MeshShape
 from mooncake_jax.parallel.processes import free_address
@@ -39,16 +41,16 @@ WORKER = Path(__file__).with_name("pipeline_worker.py")
 
 
 def main(arguments: list[str]) -> int:
-    FLAGS([sys.argv[0], *arguments])
-    model = resolve(FLAGS.model, Path(FLAGS.model_dir))
-    context = open_source(model).config().max_context
+    parse(FLAGS, arguments)
+    config = open_source(resolve(FLAGS.model, Path(FLAGS.model_dir))).config()
+    context = config.max_context
     if not all(length.isdecimal() and 0 < int(length) <= context for length in FLAGS.lengths):
         raise UsageError(
             f"--lengths={','.join(FLAGS.lengths)}: name numbers of tokens from 1 to the model's context of {context}, "
             "with commas between"
         )
-    one = measure(model, "cpp", 1)
-    ways = {way: measure(model, way, STAGES) for way in ways_of(model)}
+    one = measure("cpp", 1)
+    ways = {way: measure(way, STAGES) for way in ways_of(config)}
     rows = [row for length in FLAGS.lengths for row in rows_of(length, one[length], ways)]
     print_heads()
     for one_row in rows:
@@ -58,20 +60,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def ways_of(model: Path) -> list[str]:
+def ways_of(config: LlamaConfig) -> list[str]:
     """Those that the model can be cut for; says why of the one that it cannot."""
     try:
-        MeshShape(1, STAGES).check(open_source(model).config())
+        MeshShape(1, STAGES).check(config)
     except UsageError as error:
         print(f"tensor parallelism over {STAGES} is left out: {error}", file=sys.stderr)
         return ["cpp", "sp"]
     return ["cpp", "tp", "sp"]
 
 
-def measure(model: Path, way: str, processes: int) -> dict[str, dict]:
+def measure(way: str, processes: int) -> dict[str, dict]:
     """By length: seconds, bytes, and for one process the seconds of each chunk."""
     coordinator = free_address("localhost")
-    begin = [sys.executable, str(WORKER), str(model), way]
+    begin = [sys.executable, str(WORKER), FLAGS.model, FLAGS.model_dir, way]
     end = [str(processes), coordinator, str(FLAGS.prefill_chunk), str(FLAGS.repeats), *FLAGS.lengths]
     running = [
         subprocess.Popen(
@@ -118,8 +120,4 @@ def rows_of(length: str, one: dict, ways: dict[str, dict[str, dict]]) -> list[Ro
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UsageError, flags.Error) as error:
-        print(f"benchmarks/pipeline.py: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run(main)

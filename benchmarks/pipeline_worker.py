@@ -1,10 +1,11 @@
 """One process of benchmarks/pipeline.py: a stage of a pipeline, a share of tensor or sequence parallelism, or all of a
 model. Started by it, pinned to one core; prints its figures as JSON.
 
-Arguments: model, way (cpp, tp, sp), process, processes, coordinator, prefill_chunk, repeats, prompt lengths.
+Arguments: model, model_dir, way (cpp, tp, sp), process, processes, coordinator, prefill_chunk, repeats, prompt lengths.
 """
 
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -13,8 +14,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from mooncake_jax.model.catalog import resolve
 from mooncake_jax.model.loading import load_model
-from mooncake_jax.model.sources import open_source
+from mooncake_jax.model.sources import Location, open_source
 from mooncake_jax.parallel.mesh import MeshShape
 from mooncake_jax.parallel.pipeline import load_pipeline
 from mooncake_jax.parallel.prefill import PrefillEngine
@@ -24,34 +26,43 @@ from mooncake_jax.parallel.sequence import SequencePrefill, load_replicated, seq
 LOOPBACK = Path("/sys/class/net/lo/statistics/tx_bytes")
 
 
-def main(model: str, way: str, process: str, processes: str, coordinator: str, chunk: str, repeats: str, *lengths: str):
-    count, path = int(processes), Path(model)
+def main(
+    model: str,
+    model_dir: str,
+    way: str,
+    process: str,
+    processes: str,
+    coordinator: str,
+    chunk: str,
+    repeats: str,
+    *lengths,
+):
+    count, location = int(processes), resolve(model, Path(model_dir))
     if count > 1:
         join_processes(coordinator, count, int(process))
-    vocabulary = open_source(path).config().vocab_size
-    prefill = _engine(path, way, count, int(chunk))
+    vocabulary, engine = open_source(location).config().vocab_size, _engine(location, way, count, int(chunk))
     rng = np.random.default_rng(0)
     figures = {}
     for length in map(int, lengths):
         ids = rng.integers(0, vocabulary, length)
-        prefill(ids)
-        taken = [_timed(prefill, ids) for _ in range(int(repeats))]
+        engine.prefill(ids)
+        taken = [_timed(engine.prefill, ids) for _ in range(int(repeats))]
         seconds, sent = zip(*taken, strict=True)
-        figures[length] = {"seconds": sorted(seconds)[len(seconds) // 2], "bytes": min(sent)}
+        figures[length] = {"seconds": statistics.median(seconds), "bytes": min(sent)}
         if count == 1:
-            figures[length]["chunks"] = _chunk_seconds(PrefillEngine(load_model(path, "float32"), int(chunk)), ids)
+            figures[length]["chunks"] = _chunk_seconds(engine, ids)
     print(json.dumps(figures), flush=True)
     _meet()
 
 
-def _engine(path: Path, way: str, processes: int, chunk: int):
+def _engine(location: Location, way: str, processes: int, chunk: int) -> PrefillEngine | SequencePrefill:
     if processes == 1:
-        return PrefillEngine(load_model(path, "float32"), chunk).prefill
+        return PrefillEngine(load_model(location, "float32"), chunk)
     if way == "sp":
         mesh = sequence_mesh(jax.devices())
-        return SequencePrefill(load_replicated(path, "float32", mesh), mesh).prefill
+        return SequencePrefill(load_replicated(location, "float32", mesh), mesh)
     shape = MeshShape(processes, 1) if way == "cpp" else MeshShape(1, processes)
-    return PrefillEngine(load_pipeline(path, "float32", shape), chunk).prefill
+    return PrefillEngine(load_pipeline(location, "float32", shape), chunk)
 
 
 def _timed(prefill, ids: np.ndarray) -> tuple[float, int]:

@@ -239,6 +239,11 @@ def test_a_pipeline_is_compared_with_one_stage_and_with_the_other_ways(tmp_path)
     assert (9 * 64 + 32) * 64 * 4 <= sent["cpp"] < min(sent["tp"], sent["sp"])
 
 
+def test_a_pipeline_whose_rows_cannot_be_written_is_not_measured():
+    code, _, errors = run_engine(f"--model={TINY}", "--json=no/such/rows.json", script="pipeline.py")
+    assert code == 2 and errors.startswith("benchmarks/pipeline.py: --json=no/such/rows.json: No such file")
+
+
 @pytest.mark.parametrize("lengths", ["x", "0", "40,", "5000"])
 def test_lengths_that_cannot_be_are_refused(lengths):
     code, _, errors = run_engine(f"--model={TINY}", f"--lengths={lengths}", script="pipeline.py")

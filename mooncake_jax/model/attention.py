@@ -130,7 +130,7 @@ def read_pages(pages: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.
 
     Integers, because JAX 0.10 on CPUs gathers from bfloat16 by way of float32: of all pages, at every gather.
     """
-    # Ids are the engine's own, not a user's: looking whether each names a page takes a tenth of attention's time.
+    # Ids are the engine's own, not a user's: looking whether each names a page takes some hundredths of the time.
     keys, values = (pages.at[ids, part].get(mode="promise_in_bounds") for part in (0, 1))
     if pages.dtype != dtype:
         return jax.lax.bitcast_convert_type(keys, dtype), jax.lax.bitcast_convert_type(values, dtype)

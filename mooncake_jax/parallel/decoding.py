@@ -267,7 +267,7 @@ def _write(pages: jax.Array, layer: jax.Array, ids: jax.Array, kv: jax.Array) ->
 def _pack(leaves: Sequence[jax.Array]) -> tuple[list[jax.Array | None], jax.Array]:
     """Weights as a step takes them: a flat list, with the norms' vectors [E] taken out and stacked.
 
-    A nested tree of a few hundred arrays takes most of the host's time in a step: JAX walks it, and looks at each.
+    JAX walks them at every step and looks at each: nested and one by one they take half as long again.
     """
     return [leaf if leaf.ndim > 1 else None for leaf in leaves], jnp.stack([leaf for leaf in leaves if leaf.ndim == 1])
 

@@ -1,7 +1,7 @@
 """One JAX runtime over the processes of one instance, so that its stages can share a mesh (paper section 5.1).
 
-An instance is one failure unit: when a process of it dies, JAX ends the others within HEARTBEAT_S. No process of
-another instance takes part, whatever launched them all. Knows nothing of MPI.
+An instance is one failure unit: JAX ends its processes when one has given no sign of life for HEARTBEAT_S. No process
+of another instance takes part, whatever launched them all. Knows nothing of MPI.
 """
 
 import socket
