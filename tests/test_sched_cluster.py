@@ -7,7 +7,7 @@ from virtual_cluster import BLOCK, COST, VirtualCluster, make_actors, make_reque
 
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO
 from mooncake_jax.sched.decoding import DecodingLimits
-from mooncake_jax.sched.messages import CONDUCTOR, Cancel, CopyBlocks, Interrupted, NodeLost, Send
+from mooncake_jax.sched.messages import CONDUCTOR, Cancel, CopyBlocks, Interrupted, NodeLost, RunPrefill, Send
 from mooncake_jax.sched.serve import serve
 
 ROOMY = DecodingLimits(max_batch=4, pages=1000, page_size=BLOCK)
@@ -199,6 +199,27 @@ def test_a_cancelled_request_leaves_the_queue():
     assert not prefill.queue
 
 
+def test_a_pipeline_is_kept_full_and_no_block_is_written_twice():
+    prefix = ids(3, 64)
+    actors = make_actors(prefill=1, stages=2)
+    cluster = VirtualCluster(actors, [make_request(i, prefix + ids(i, 400)) for i in range(5)])
+    runs = []
+
+    def perform(node, action, now, plain=cluster.perform):
+        if isinstance(action, RunPrefill):
+            runs.append((now, action))
+        plain(node, action, now)
+
+    cluster.perform = perform
+    serve(actors, cluster)
+    assert [now for now, _ in runs[:3]] == [0.0] * 3, "two stages, and one at the entrance"
+    assert runs[3][0] > 0.0
+    written = [run.blocks[i].slot for _, run in runs[:3] for i in run.missing]
+    assert len(written) == len(set(written))
+    assert [run.reuse for _, run in runs] == [0, 0, 0, 4, 4]
+    assert [o.status for o in cluster.outcomes.values()] == [COMPLETED] * 5
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_workloads_end_every_request_exactly_once(seed):
     rng = random.Random(seed)
@@ -216,6 +237,7 @@ def test_random_workloads_end_every_request_exactly_once(seed):
         "slo": rng.choice([SLO(), SLO(ttft=2.0)]),
         "timeout": rng.choice([1e6, 3.0]),
         "limits": DecodingLimits(rng.randrange(1, 5), 40, BLOCK),
+        "stages": rng.choice([1, 2, 4]),
     }
     cluster = run(make_actors(**options), requests, failing={str(i) for i in range(0, 60, 13)})
     assert len(cluster.outcomes) == 60

@@ -51,7 +51,8 @@ def random_view(rng, request):
         pool.release(node, blocks)
     queues = {
         node: PrefillQueue(
-            {i: rng.choice([0.02, 0.1, 0.5]) for i in range(rng.randrange(4))}, rng.choice([None, rng.uniform(9, 10)])
+            {i: rng.choice([0.02, 0.1, 0.5]) for i in range(rng.randrange(4))},
+            rng.choice([{}, {0: rng.uniform(9, 10)}]),
         )
         for node in nodes
     }
@@ -80,8 +81,12 @@ def test_algorithm_1_on_random_states(seed):
 
 
 def test_queue_counts_what_is_left_of_the_running_prefill():
-    queue = PrefillQueue({1: 2.0, 2: 3.0}, running_since=10.0)
+    queue = PrefillQueue({1: 2.0, 2: 3.0})
+    assert queue.seconds(9.0) == pytest.approx(5.0)
+    queue.begin(1, 2.0, now=10.0)
     assert queue.seconds(10.5) == pytest.approx(4.5)
     assert queue.seconds(99.0) == pytest.approx(3.0), "an overdue prefill counts nothing, not less"
-    queue.running_since = None
-    assert queue.seconds(99.0) == pytest.approx(5.0)
+    queue.begin(2, 1.0, now=11.0)
+    assert queue.seconds(11.5) == pytest.approx(1.0), "in a pipeline several run at once"
+    queue.end(1)
+    assert queue.seconds(11.75) == pytest.approx(0.25)

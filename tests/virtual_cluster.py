@@ -46,7 +46,7 @@ def make_request(name, prompt_ids, arrival=0.0, output_length=4):
 
 
 def make_actors(
-    prefill=2, decode=1, slots=64, slo=SLO(), threshold=2.0, limits=DecodingLimits(4, 64, BLOCK), timeout=1e6
+    prefill=2, decode=1, slots=64, slo=SLO(), threshold=2.0, limits=DecodingLimits(4, 64, BLOCK), timeout=1e6, stages=1
 ):
     prefills = [f"prefill{i}" for i in range(prefill)]
     decodes = [f"decode{i}" for i in range(decode)]
@@ -60,7 +60,7 @@ def make_actors(
         BYTES_PER_TOKEN,
     )
     actors = {CONDUCTOR: Conductor(view, KVCacheCentric(threshold), timeout)}
-    actors |= {node: PrefillInstance(node) for node in prefills}
+    actors |= {node: PrefillInstance(node, stages) for node in prefills}
     return actors | {node: DecodingInstance(node, limits) for node in decodes}
 
 

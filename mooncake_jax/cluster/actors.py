@@ -33,7 +33,7 @@ class ActorSettings:
         """Fresh actors, by node."""
         return {
             CONDUCTOR: self.conductor(),
-            **{node: PrefillInstance(node) for node in self.config.prefill_nodes},
+            **{node: prefill_instance(node, self.config) for node in self.config.prefill_nodes},
             **{node: decoding_instance(node, self.config, self.stop_ids) for node in self.config.decoding_nodes},
         }
 
@@ -68,6 +68,10 @@ class ActorSettings:
             settings["bytes_per_token"],
             tuple(settings["stop_ids"]),
         )
+
+
+def prefill_instance(node: str, config: ClusterConfig) -> PrefillInstance:
+    return PrefillInstance(node, config.stages)
 
 
 def decoding_instance(node: str, config: ClusterConfig, stop_ids: tuple[int, ...]) -> DecodingInstance:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from mpi4py import MPI
 
 from mooncake_jax import metrics
-from mooncake_jax.cluster.config import ClusterConfig
+from mooncake_jax.cluster.config import ClusterConfig, instance_of
 from mooncake_jax.cluster.control import Begin, Bye, EventLines, Measured, Ping, Pong, Ready, Setup, SetupFailed, Stop
 from mooncake_jax.cluster.frontend import ServingLimits
 from mooncake_jax.cluster.rank import SETUP_DEADLINE_S, Interrupt, PeerGone, Rank
@@ -48,6 +48,7 @@ class ConductorRank(Rank):
         super().__init__(comm)
         self.interrupted = False
         self._alive = set(range(1, comm.Get_size()))
+        self._lost: set[str] = set()  # instances
         self._arriving: dict[str, Request] = {}  # not given to Conductor yet
         self._unended = 0
 
@@ -129,12 +130,21 @@ class ConductorRank(Rank):
             case PeerGone(rank=rank):
                 if rank == self.rank:
                     raise RuntimeError("the messenger failed") from self.messenger.failure
-                self._alive.discard(rank)
-                print(f"mooncake-jax: {self.nodes[rank]} is lost", file=sys.stderr, flush=True)
-                return False, NodeLost(self.nodes[rank])
+                return False, self._lose(rank)
             case Interrupt():
                 return False, self._interrupt()
         return False, received
+
+    def _lose(self, rank: int) -> Message | None:
+        """An instance is lost with the first of its ranks."""
+        self._alive.discard(rank)
+        node, instance = self.nodes[rank], instance_of(self.nodes[rank])
+        if instance in self._lost:
+            return None
+        self._lost.add(instance)
+        stage = f": {node} has died" if node != instance else ""
+        print(f"mooncake-jax: {instance} is lost{stage}", file=sys.stderr, flush=True)
+        return NodeLost(instance)
 
     def _interrupt(self) -> Message:
         """What has not arrived ends here; Conductor ends the rest."""

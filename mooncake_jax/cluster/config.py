@@ -4,21 +4,25 @@ from dataclasses import dataclass
 
 from mooncake_jax.cache.store import BlockLayout
 from mooncake_jax.model.config import LlamaConfig
+from mooncake_jax.parallel.mesh import MeshShape
 from mooncake_jax.sched.messages import CONDUCTOR
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Rank 0 is Conductor, then come the prefill instances, then the decoding instances.
+    """Rank 0 is Conductor, then come the prefill instances, a rank for each of their stages, then the decoding
+    instances.
 
-    dram_mib: MiB of DRAM that each prefill instance lends to the KVCache pool; device_kv_tokens: tokens of KVCache
-    that a decoding instance holds in device memory; request_timeout in seconds from arrival.
+    tp: devices of each stage; dram_mib: MiB of DRAM that each stage lends to the KVCache pool; device_kv_tokens: tokens
+    of KVCache that a decoding instance holds in device memory; request_timeout in seconds from arrival.
     """
 
     model: str
     model_dir: str
     dtype: str
     prefill: int
+    stages: int
+    tp: int
     decode: int
     prefill_chunk: int
     block_size: int
@@ -32,7 +36,8 @@ class ClusterConfig:
     @property
     def nodes(self) -> tuple[str, ...]:
         """Names by rank."""
-        return (CONDUCTOR, *self.prefill_nodes, *self.decoding_nodes)
+        stages = (node for instance in self.prefill_nodes for node in self.stage_nodes(instance))
+        return (CONDUCTOR, *stages, *self.decoding_nodes)
 
     @property
     def prefill_nodes(self) -> tuple[str, ...]:
@@ -42,10 +47,37 @@ class ClusterConfig:
     def decoding_nodes(self) -> tuple[str, ...]:
         return tuple(f"decode{i}" for i in range(self.decode))
 
+    def stage_nodes(self, instance: str) -> tuple[str, ...]:
+        """The ranks of a prefill instance; the first one speaks for it."""
+        return tuple(stage_node(instance, stage) for stage in range(self.stages))
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        """Of each prefill instance."""
+        return MeshShape(self.stages, self.tp)
+
     @property
     def decoding_pages(self) -> int:
         """Pages of one block each in a decoding instance's device memory."""
         return self.device_kv_tokens // self.block_size
 
     def block_layout(self, model: LlamaConfig) -> BlockLayout:
-        return BlockLayout(model.num_layers, self.block_size, model.num_kv_heads, model.head_dim, self.dtype)
+        """Of a whole block."""
+        return self._layout(model, model.num_layers)
+
+    def stage_layouts(self, model: LlamaConfig) -> tuple[BlockLayout, ...]:
+        """Of the part of a block that each stage keeps: its own layers."""
+        return tuple(self._layout(model, len(layers)) for layers in self.mesh_shape.stages(model.num_layers))
+
+    def _layout(self, model: LlamaConfig, layers: int) -> BlockLayout:
+        return BlockLayout(layers, self.block_size, model.num_kv_heads, model.head_dim, self.dtype)
+
+
+def stage_node(instance: str, stage: int) -> str:
+    """Name of the rank with a stage of an instance."""
+    return f"{instance}.{stage}" if stage else instance
+
+
+def instance_of(node: str) -> str:
+    """The instance that a rank is part of, by its name."""
+    return node.partition(".")[0]

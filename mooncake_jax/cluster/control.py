@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mooncake_jax.cache.pool import Block
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.request import Request, TokenLogprobs
+from mooncake_jax.sched.messages import RunPrefill
 
 # --- setting up and stopping
 
@@ -87,6 +88,74 @@ class Bye:
     rank: int
 
 
+# --- between the ranks of one prefill instance, whose first one speaks for it
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """From the first stage to the others: share a JAX runtime."""
+
+    coordinator: str  # "host:port"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckBlocks:
+    """Answered by BlocksChecked: how many leading blocks are sound in this stage's store."""
+
+    dispatch: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksChecked:
+    dispatch: int
+    stage: int
+    sound: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnterPrompt:
+    """The prompt's chunks enter the pipeline, one a tick; `reuse` leading blocks are reused. Answered by StageDone."""
+
+    run: RunPrefill
+    reuse: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyTick:
+    """One tick in which nothing enters, so that what is under way moves on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageDone:
+    """This stage's layers are computed, stored and sent or, with a reason, are not.
+
+    top_logits: of the first output token, from the last stage.
+    """
+
+    dispatch: int
+    stage: int
+    reason: str | None = None
+    top_logits: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageCopied:
+    """What has landed of a copy in this stage's store or, with a reason, has not."""
+
+    dispatch: int
+    stage: int
+    blocks: tuple[Block, ...]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageBroken:
+    """This rank's engine cannot go on, and with it its instance."""
+
+    reason: str
+
+
 # --- headers of raw buffers
 
 
@@ -97,8 +166,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class KVPiece:
-    """Two buffers, keys and values, each [tokens, kv heads, head dim]: one layer of a request's tokens from `start`
-    on.
+    """Two buffers, keys and values, each [tokens, kv heads, head dim]: one layer, counted through the whole model, of a
+    request's tokens from `start` on.
     """
 
     dispatch: int
@@ -110,7 +179,7 @@ class KVPiece:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSent:
-    """All pieces of this dispatch have been sent, and this is the first output token."""
+    """The last stage's pieces of this dispatch have been sent, and this is the first output token."""
 
     dispatch: int
     request: Request
@@ -120,7 +189,9 @@ class KVCacheSent:
 
 @dataclass(frozen=True, slots=True)
 class BlocksLayer:
-    """One buffer [2, blocks * block size, kv heads, head dim]: one layer of blocks copied to the receiver's store."""
+    """One buffer [2, blocks * block size, kv heads, head dim]: one layer, counted within the stage, of blocks copied to
+    the receiver's store.
+    """
 
     dispatch: int
     layer: int

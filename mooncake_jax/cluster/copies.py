@@ -1,7 +1,7 @@
 """Copying blocks between the stores of two prefill instances (hot-spot migration, report 6.2), layer by layer.
 
-The source sends a layer of all blocks at a time; the target stores each as it lands and tells its actor when the last
-layer is in.
+Each stage copies its own layers to the same stage of the other instance. The source sends a layer of all blocks at a
+time; the target stores each as it lands and reports when the last layer is in.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,16 +11,17 @@ import numpy as np
 
 from mooncake_jax.cache.pool import Block
 from mooncake_jax.cache.store import BlockStore
-from mooncake_jax.cluster.control import BlocksLayer, CopyFailed
+from mooncake_jax.cluster.config import stage_node
+from mooncake_jax.cluster.control import BlocksLayer, CopyFailed, StageCopied
 from mooncake_jax.cluster.links import TRANSFER_DEADLINE_S, Links
-from mooncake_jax.sched.messages import BlocksReplicated, CopyBlocks, Message
+from mooncake_jax.sched.messages import CopyBlocks
 
 
 class BlockCopies:
-    """Both ends, for one instance. All its work is done in order on one thread."""
+    """Both ends, for one stage. All its work is done in order on one thread."""
 
-    def __init__(self, node: str, store: BlockStore, links: Links, post: Callable[[Message], None]):
-        self.node, self._store, self._links, self._post = node, store, links, post
+    def __init__(self, node: str, stage: int, store: BlockStore, links: Links, report: Callable[[StageCopied], None]):
+        self.node, self._stage, self._store, self._links, self._report = node, stage, store, links, report
         self._thread = ThreadPoolExecutor(1, "copies")
         self._layers_left: dict[int, int] = {}  # by dispatch, of what is landing here
         self._abandoned: set[int] = set()  # their late layers must not touch slots that are given away
@@ -37,13 +38,15 @@ class BlockCopies:
                 raise ValueError("the block to copy is damaged")
             self._send_layers(copy, sound)
         except Exception as error:  # the target must hear of it, or the request would wait for its deadline
-            self._links.send(copy.to, CopyFailed(copy.dispatch, f"{self.node}: {type(error).__name__}: {error}"))
+            failed = CopyFailed(copy.dispatch, f"{self.node}: {type(error).__name__}: {error}")
+            self._links.send(stage_node(copy.to, self._stage), failed)
 
     def _send_layers(self, copy: CopyBlocks, blocks: int) -> None:
         slots, sends = [block.slot for block in copy.source[:blocks]], []
         for layer in range(self._store.layout.layers):
             header = BlocksLayer(copy.dispatch, layer, copy.target[:blocks])
-            sends.append(self._links.send_buffers(copy.to, header, [self._store.read(slots, layer)]))
+            blocks_layer = self._store.read(slots, layer)
+            sends.append(self._links.send_buffers(stage_node(copy.to, self._stage), header, [blocks_layer]))
         for future in sends:
             future.result(TRANSFER_DEADLINE_S)
 
@@ -80,4 +83,4 @@ class BlockCopies:
 
     def _finish(self, dispatch: int, landed: tuple[Block, ...], reason: str | None) -> None:
         self._layers_left.pop(dispatch, None)
-        self._post(BlocksReplicated(dispatch, self.node, landed, reason))
+        self._report(StageCopied(dispatch, self._stage, landed, reason))

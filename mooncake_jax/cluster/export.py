@@ -1,11 +1,10 @@
-"""Layer-wise export of a prefill's KVCache (report 5.2): to the decoding instance, and into this node's block store.
+"""Layer-wise export of a prefill's KVCache (report 5.2): to the decoding instance, and into this rank's block store.
 
 As soon as a layer of a chunk exists, it is sent and its full blocks are stored, on a thread of its own, while the
-engine computes on.
+engine computes on. Each stage exports its own layers.
 """
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
 import numpy as np
@@ -17,24 +16,27 @@ from mooncake_jax.sched.messages import RunPrefill
 
 
 class Export:
-    """The hooks that PrefillEngine calls for one request.
+    """The hooks that PrefillEngine calls for one request. They never raise: other stages would wait for this one. What
+    goes wrong is kept for finish().
 
-    slots: of the request's leading full blocks in the store; the first `reuse` are loaded, those with index in
-    `missing` are stored.
+    The request's leading `reuse` blocks are loaded, those with index in `missing` are stored. first_layer: the model's
+    number of the store's first layer.
     """
 
     def __init__(
         self,
         run: RunPrefill,
-        slots: Sequence[int],
         reuse: int,
         missing: frozenset[int],
         store: BlockStore,
+        first_layer: int,
         links: Links,
         thread: Executor,
     ):
-        self._run, self._slots, self._reuse, self._missing = run, slots, reuse, missing
-        self._store, self._links, self._thread = store, links, thread
+        self.run, self._reuse, self._missing = run, reuse, missing
+        self._slots = [block.slot for block in run.blocks]
+        self._store, self._first_layer, self._links, self._thread = store, first_layer, links, thread
+        self._failure: Exception | None = None
         self._exports: list[Future] = []
         self._sends: list[Future] = []
         # Tokens of a block that is not full yet, by layer: chunks need not end where blocks do.
@@ -43,7 +45,12 @@ class Export:
 
     def load_layer(self, layer: int, tokens: int, dtype: np.dtype) -> np.ndarray:
         """The reused prefix of this layer: [2, tokens, K, D]. It goes to the decoding instance as well."""
-        kv = self._store.read(self._slots[: self._reuse], layer)[:, :tokens]
+        try:
+            kv = self._store.read(self._slots[: self._reuse], layer - self._first_layer)[:, :tokens]
+        except Exception as error:
+            self._failure = error
+            layout = self._store.layout
+            return np.zeros((2, tokens, layout.kv_heads, layout.head_dim), dtype)
         self._exports.append(self._thread.submit(self._send, layer, 0, kv))
         return kv.view(dtype)
 
@@ -55,6 +62,8 @@ class Export:
 
     def finish(self) -> None:
         """Wait until everything is stored and sent. Raises what went wrong: PeerLost, TimeoutError."""
+        if self._failure is not None:
+            raise self._failure
         deadline = time.monotonic() + TRANSFER_DEADLINE_S
         for future in self._exports:
             future.result(max(deadline - time.monotonic(), 0))
@@ -65,11 +74,11 @@ class Export:
         host = np.asarray(kv).view(self._store.layout.raw)
         self._send(layer, start, host)
         if self._missing:
-            self._store_blocks(layer, host)
+            self._store_blocks(layer - self._first_layer, host)
 
     def _send(self, layer: int, start: int, kv: np.ndarray) -> None:
-        header = KVPiece(self._run.dispatch, layer, start, kv.shape[1], self._run.request.prompt_tokens)
-        self._sends.append(self._links.send_buffers(self._run.decoding, header, [kv[0], kv[1]]))
+        header = KVPiece(self.run.dispatch, layer, start, kv.shape[1], self.run.request.prompt_tokens)
+        self._sends.append(self._links.send_buffers(self.run.decoding, header, [kv[0], kv[1]]))
 
     def _store_blocks(self, layer: int, kv: np.ndarray) -> None:
         """Store the blocks that this chunk completes; keep the rest for the next chunk."""

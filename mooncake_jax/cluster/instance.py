@@ -1,39 +1,41 @@
-"""The rank of a prefill or decoding instance: becomes what Conductor's rank tells it to be, then serves until it is
-told to stop.
+"""The rank of a decoding instance or of a prefill instance's stage: becomes what Conductor's rank tells it to be, then
+serves until it is told to stop.
 """
 
 import platform
 import time
-from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
-from mooncake_jax.cache.store import BlockLayout, BlockStore
-from mooncake_jax.cluster.actors import decoding_instance
-from mooncake_jax.cluster.config import ClusterConfig
-from mooncake_jax.cluster.control import Begin, Bye, EventLines, Measured, Ping, Pong, Ready, Setup, SetupFailed, Stop
-from mooncake_jax.cluster.decoding_hardware import DecodingHardware
-from mooncake_jax.cluster.frontend import stop_ids
-from mooncake_jax.cluster.measure import measure_prefill, measure_steps, measure_transfer, timed
-from mooncake_jax.cluster.prefill_hardware import PrefillHardware
+from mooncake_jax.cluster.config import ClusterConfig, instance_of
+from mooncake_jax.cluster.control import (
+    Begin,
+    Bye,
+    EventLines,
+    Join,
+    Ping,
+    Pong,
+    Setup,
+    SetupFailed,
+    StageBroken,
+    Stop,
+)
 from mooncake_jax.cluster.rank import SETUP_DEADLINE_S, Interrupt, PeerGone, Rank
 from mooncake_jax.cluster.record import Recorded
+from mooncake_jax.cluster.roles import become
 from mooncake_jax.errors import UsageError
-from mooncake_jax.model.catalog import resolve
-from mooncake_jax.model.config import LlamaConfig
-from mooncake_jax.model.loading import LoadedModel, load_model
-from mooncake_jax.model.sources import model_fingerprint
-from mooncake_jax.parallel.compiling import enable_compile_cache
-from mooncake_jax.parallel.decoding import DecodingEngine
-from mooncake_jax.parallel.prefill import PrefillEngine
+from mooncake_jax.parallel.processes import leave_processes
 from mooncake_jax.sched.messages import CONDUCTOR, Message
-from mooncake_jax.sched.prefill import PrefillInstance
-from mooncake_jax.sched.serve import Actor, serve
+from mooncake_jax.sched.serve import serve
 
 INTERRUPT_GRACE_S = 3.0  # for Conductor's rank to end the run in good order
 PINGS = 8
 FLUSH_LINES, FLUSH_S = 200, 1.0
+
+
+class InstanceLost(Exception):
+    """This rank's instance cannot go on."""
 
 
 class InstanceRank(Rank):
@@ -50,7 +52,7 @@ class InstanceRank(Rank):
             return self._early_end()
         self.nodes = setup.config.nodes
         try:
-            actor, ready = self._become(setup)
+            actor, self.hardware, ready = become(self, setup)
         except Exception as error:
             self.send(CONDUCTOR, SetupFailed(self.node, _one_line(error), isinstance(error, UsageError)))
             self._expect(Stop)
@@ -61,10 +63,15 @@ class InstanceRank(Rank):
         if begin is None:
             return self._early_end()
         self.clock.zero = begin.zero - offset
-        serve({self.node: Recorded(self.node, actor, self._record)}, self)
+        serve({self.node: Recorded(self.node, actor, self._record)} if actor is not None else {}, self)
         self._flush()
         self.send(CONDUCTOR, Bye(self.rank))
+        if self._shares_runtime(setup.config) and not self._orphaned:
+            leave_processes()
         return 1 if self._orphaned else 0
+
+    def _shares_runtime(self, config: ClusterConfig) -> bool:
+        return config.stages > 1 and self.node not in config.decoding_nodes
 
     def _early_end(self) -> int:
         self.messenger.send(0, Bye(self.rank))
@@ -85,45 +92,12 @@ class InstanceRank(Rank):
             others.append(received)
         return None
 
-    # --- becoming an instance
-
-    def _become(self, setup: Setup) -> tuple[Actor, Ready]:
-        config = setup.config
-        enable_compile_cache(Path(config.model_dir) / "compiled")
-        path = resolve(config.model, Path(config.model_dir))
-        model, fingerprint = load_model(path, config.dtype), model_fingerprint(path, config.dtype)
-        layout = config.block_layout(model.config)
-        if self.node in config.prefill_nodes:
-            engine = PrefillEngine(model, config.prefill_chunk)
-            warm_up_s = timed(lambda: engine.warm_up(max(setup.longest_prompt, 1)))
-            actor, slots, measured = self._become_prefill(config, engine, model.config, layout)
-        else:
-            engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
-            warm_up_s = timed(engine.warm_up)
-            actor, slots, measured = self._become_decoding(config, engine, model, layout)
-        return actor, Ready(self.node, fingerprint, slots, measured, engine.compile_count, warm_up_s)
-
-    def _become_prefill(
-        self, config: ClusterConfig, engine: PrefillEngine, model: LlamaConfig, layout: BlockLayout
-    ) -> tuple[Actor, int, Measured]:
-        """The actor, the slots of its block store, and what was measured."""
-        points = measure_prefill(engine, layout, config.prefill_chunk, model.max_context, model.vocab_size)
-        measured = Measured(prefill=points, transfer=measure_transfer(self, config.decoding_nodes[0]))
-        slots = (config.dram_mib << 20) // layout.nbytes
-        try:
-            store = BlockStore(slots, layout)
-        except MemoryError:
-            raise UsageError(f"--dram_mib={config.dram_mib}: this machine does not have so much; lower it") from None
-        self.hardware = PrefillHardware(self.node, engine, store, self, self.post)
-        return PrefillInstance(self.node), slots, measured
-
-    def _become_decoding(
-        self, config: ClusterConfig, engine: DecodingEngine, model: LoadedModel, layout: BlockLayout
-    ) -> tuple[Actor, int, Measured]:
-        measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
-        decode = model.tokenizer.decode if model.tokenizer is not None else None
-        self.hardware = DecodingHardware(self.node, engine, layout, decode, self.post)
-        return decoding_instance(self.node, config, stop_ids(model.tokenizer)), 0, measured
+    def expect_join(self) -> Join:
+        """Raises InstanceLost if the run ends before it comes."""
+        join = self._expect(Join)
+        if join is None:
+            raise InstanceLost(f"{instance_of(self.node)} gave no address to join")
+        return join
 
     def _clock_offset(self, host: str) -> float:
         """What to add to this rank's monotonic clock to get rank 0's, from the quickest of a few round trips."""
@@ -153,8 +127,12 @@ class InstanceRank(Rank):
             case PeerGone(rank=rank):
                 if rank == self.rank:
                     raise RuntimeError("the messenger failed") from self.messenger.failure
+                if instance_of(self.nodes[rank]) == instance_of(self.node):
+                    raise InstanceLost(f"{self.nodes[rank]} is gone, and {self.node} computes with it")
                 self._orphaned = rank == 0
                 return self._orphaned, None
+            case StageBroken(reason):
+                raise InstanceLost(reason)
         return False, received
 
     def _record(self, line: str) -> None:

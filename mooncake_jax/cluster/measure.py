@@ -11,6 +11,7 @@ import numpy as np
 from mooncake_jax.cache.store import BlockLayout
 from mooncake_jax.cluster.control import Probe
 from mooncake_jax.cluster.links import Links
+from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.parallel.decoding import DecodingEngine
 from mooncake_jax.parallel.prefill import PrefillEngine
 
@@ -19,20 +20,23 @@ PROBE_BYTES = (1 << 16, 1 << 20, 1 << 23)
 PROBE_DEADLINE_S = 60.0
 
 
-def measure_prefill(engine: PrefillEngine, layout: BlockLayout, chunk: int, max_context: int, vocab: int):
-    """((tokens, prefix, seconds), ...) for a short and a long prompt, and a long one of which half is reused."""
-    longest = min(2 * chunk, max_context - 1, 1024)
+def measure_prefill(engine: PrefillEngine, model: LlamaConfig, chunk: int, together: Callable[[], None]):
+    """((tokens, prefix, seconds), ...) for a short and a long prompt, and a long one of which half is reused.
+
+    together: waits until all stages of the instance are here.
+    """
+    longest = min(2 * chunk, model.max_context - 1, 1024)
     shapes = {(min(16, longest), 0), (max(longest // 4, 1), 0), (longest, 0), (longest, longest // 2)}
     rng = random.Random(0)
-    ids = [rng.randrange(vocab) for _ in range(longest)]
+    ids = [rng.randrange(model.vocab_size) for _ in range(longest)]
     points = []
     for tokens, prefix in sorted(shapes):
-        kv = np.zeros((2, prefix, layout.kv_heads, layout.head_dim), engine.dtype)
-        seconds = min(
-            timed(lambda: engine.prefill(ids[:tokens], prefix_len=prefix, load_layer=lambda _: kv))
-            for _ in range(REPEATS)
-        )
-        points.append((tokens, prefix, seconds))
+        kv = np.zeros((2, prefix, model.num_kv_heads, model.head_dim), engine.dtype)
+        seconds = []
+        for _ in range(REPEATS):
+            together()
+            seconds.append(timed(lambda: engine.prefill(ids[:tokens], prefix_len=prefix, load_layer=lambda _: kv)))
+        points.append((tokens, prefix, min(seconds)))
     return tuple(points)
 
 

@@ -1,25 +1,25 @@
-"""The hardware of a prefill instance: engine, block store, and the ways of its KVCache (report 3, steps 1 to 3).
+"""The hardware of a prefill instance as its actor commands it: all its stages, each on a rank (report 3 and 5.1).
 
-One prefill at a time; exports and copies go on beside it. Whatever fails ends the request at hand, never the instance.
+Runs on the first stage's rank. What the actor asks for goes to every stage, this rank's among them; what they report
+is gathered and posted to the actor once all have spoken.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mooncake_jax.cache.messenger import PeerLost
-from mooncake_jax.cache.store import BlockStore
-from mooncake_jax.cluster.control import BlocksLayer, CopyFailed, KVCacheSent
-from mooncake_jax.cluster.copies import BlockCopies
-from mooncake_jax.cluster.export import Export
+from mooncake_jax.cluster.control import BlocksChecked, CheckBlocks, EnterPrompt, StageCopied, StageDone
+from mooncake_jax.cluster.entrance import Entrance, Order
+from mooncake_jax.cluster.gathering import Gathering
 from mooncake_jax.cluster.links import Links
-from mooncake_jax.parallel.prefill import PrefillEngine
+from mooncake_jax.cluster.prefill_stage import PrefillStage, Report, stored_blocks
 from mooncake_jax.sched.messages import (
     AbandonCopy,
     Action,
+    BlocksReplicated,
     CopyBlocks,
     Message,
     PrefillDone,
@@ -29,75 +29,106 @@ from mooncake_jax.sched.messages import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    entered: EnterPrompt
+    reused_tokens: int
+    begun: float
+
+
 class PrefillHardware:
+    """others: the ranks of the other stages, in order. Give start() this rank's own stage, which reports to on_report,
+    before the first action.
+    """
+
     def __init__(
-        self, node: str, engine: PrefillEngine, store: BlockStore, links: Links, post: Callable[[Message], None]
+        self, node: str, others: Sequence[str], block_size: int, links: Links, post: Callable[[Message], None]
     ):
-        self.node, self._engine, self._store, self._links, self._post = node, engine, store, links, post
-        self._copies = BlockCopies(node, store, links, post)
-        self._prefill_thread = ThreadPoolExecutor(1, "prefill")
-        self._export_thread = ThreadPoolExecutor(1, "export")
+        self.node, self._others, self._block_size, self._links, self._post = node, others, block_size, links, post
+        stages = 1 + len(others)
+        self._entrance = Entrance(stages, self._on_order)
+        self._checks, self._ends, self._copies = Gathering(stages), Gathering(stages), Gathering(stages)
+        self._checking: dict[int, RunPrefill] = {}
+        self._running: dict[int, _Running] = {}
+
+    def start(self, stage: PrefillStage) -> None:
+        self._stage = stage
+        stage.start(self._entrance.orders)
 
     def perform(self, action: Action) -> None:
         match action:
+            case RunPrefill(dispatch) if action.reuse:
+                self._checking[dispatch] = action
+                self._tell(CheckBlocks(dispatch, action.blocks[: action.reuse]))
             case RunPrefill():
-                self._prefill_thread.submit(self._run, action)
-            case CopyBlocks():
-                self._copies.start(action)
-            case AbandonCopy(dispatch, reason):
-                self._copies.abandon(dispatch, reason)
+                self._entrance.put(EnterPrompt(action, 0))
+            case CopyBlocks() | AbandonCopy():
+                self._tell(action)
             case _:
                 raise TypeError(f"{self.node} cannot perform {type(action).__name__}")
 
-    def _run(self, run: RunPrefill) -> None:
-        try:
-            self._post(self._prefill(run))
-        except PeerLost:
-            self._fail(run, f"{run.decoding} is lost")
-        except Exception as error:
-            self._fail(run, f"{type(error).__name__}: {error}")
+    def _tell(self, command: CheckBlocks | CopyBlocks | AbandonCopy) -> None:
+        for node in self._others:
+            self._links.send(node, command)
+        self._stage.perform(command)
 
-    def _fail(self, run: RunPrefill, reason: str) -> None:
-        """Conductor gives the slots away when it hears of this: nothing may write them any more."""
-        wait([self._export_thread.submit(int)])
-        self._post(PrefillFailed(run.dispatch, self.node, reason))
+    def _on_order(self, order: Order) -> None:
+        """On the engine's thread, before it follows the order itself."""
+        if isinstance(order, EnterPrompt):
+            dispatch, prompt_tokens = order.run.dispatch, order.run.request.prompt_tokens
+            reused_tokens = min(order.reuse * self._block_size, prompt_tokens - 1)
+            self._running[dispatch] = _Running(order, reused_tokens, time.monotonic())
+            self._post(PrefillStarted(dispatch, self.node, reused_tokens))
+        for node in self._others:
+            self._links.send(node, order)
 
-    def _prefill(self, run: RunPrefill) -> PrefillDone:
-        begun, request, slots = time.monotonic(), run.request, [block.slot for block in run.blocks]
-        reuse = self._store.sound(run.blocks[: run.reuse])
-        reused_tokens = min(reuse * self._store.layout.tokens, request.prompt_tokens - 1)
-        self._post(PrefillStarted(run.dispatch, self.node, reused_tokens))
-        missing = (*range(reuse, run.reuse), *run.missing)
-        self._store.claim([run.blocks[i] for i in missing])
-        export = Export(run, slots, reuse, frozenset(missing), self._store, self._links, self._export_thread)
-        first = self._engine.prefill(
-            request.prompt_ids,
-            prefix_len=reused_tokens,
-            load_layer=lambda layer: export.load_layer(layer, reused_tokens, self._engine.dtype),
-            on_layer=export.on_layer,
-            sampling=request.sampling,
+    def on_report(self, report: Report) -> None:
+        """From any stage, on any thread."""
+        match report:
+            case BlocksChecked(dispatch, stage, sound):
+                if (counts := self._checks.add(dispatch, stage, sound)) is not None:
+                    self._entrance.put(EnterPrompt(self._checking.pop(dispatch), min(counts)))
+            case StageDone(dispatch, stage):
+                if (ends := self._ends.add(dispatch, stage, report)) is not None:
+                    self._end(self._running.pop(dispatch), ends)
+            case StageCopied(dispatch, stage):
+                if (copied := self._copies.add(dispatch, stage, report)) is not None:
+                    self._replicated(copied)
+
+    def _end(self, running: _Running, ends: list[StageDone]) -> None:
+        run, reuse = running.entered.run, running.entered.reuse
+        reason = next((end.reason for end in ends if end.reason is not None), None)
+        if reason is not None:
+            self._post(PrefillFailed(run.dispatch, self.node, reason))
+            return
+        self._post(
+            PrefillDone(
+                dispatch=run.dispatch,
+                node=self.node,
+                reused_tokens=running.reused_tokens,
+                seconds=time.monotonic() - running.begun,
+                stored=tuple(run.blocks[i] for i in stored_blocks(running.entered)),
+                lost=run.blocks[reuse : run.reuse],
+                top_logits=ends[-1].top_logits,
+            )
         )
-        export.finish()
-        self._links.send(
-            run.decoding,
-            KVCacheSent(run.dispatch, request, first.token, first.logprobs.limited(request.sampling.logprobs)),
-        )
-        stored = tuple(run.blocks[i] for i in missing)
-        seconds = time.monotonic() - begun
-        return PrefillDone(
-            run.dispatch, self.node, reused_tokens, seconds, stored, run.blocks[reuse : run.reuse], first.top_logits
-        )
+
+    def _replicated(self, copied: list[StageCopied]) -> None:
+        """A block is here once all its layers are."""
+        reason = next((part.reason for part in copied if part.reason is not None), None)
+        whole = () if reason is not None else min((part.blocks for part in copied), key=len)
+        self._post(BlocksReplicated(copied[0].dispatch, self.node, whole, reason))
 
     # --- called on the messenger's thread
 
     def on_control(self, source: int, message: Any) -> bool:
-        if isinstance(message, CopyFailed):
-            self._copies.abandon(message.dispatch, message.reason)
+        if isinstance(message, BlocksChecked | StageDone | StageCopied):
+            self.on_report(message)
             return True
-        return False
+        return self._stage.on_control(source, message)
 
     def place(self, source: int, header: Any) -> Sequence[np.ndarray] | None:
-        return self._copies.place(header) if isinstance(header, BlocksLayer) else None
+        return self._stage.place(source, header)
 
-    def on_buffers(self, source: int, header: BlocksLayer, buffers: Sequence[np.ndarray]) -> None:
-        self._copies.on_buffers(header, buffers[0])
+    def on_buffers(self, source: int, header: Any, buffers: Sequence[np.ndarray]) -> None:
+        self._stage.on_buffers(source, header, buffers)

@@ -7,6 +7,7 @@ makes the other ranks instances, runs Conductor, and writes the results.
 import dataclasses
 import importlib
 import math
+import re
 import signal
 import sys
 import time
@@ -57,11 +58,14 @@ def _define() -> None:
         "type of weights and KVCache; auto: whichever a short measurement on rank 0 finds faster",
         **kwargs,
     )
-    flags.DEFINE_integer("prefill", 2, "prefill instances", **kwargs)
+    flags.DEFINE_string(
+        "prefill", "2", "prefill instances; 2x4: two instances of four pipeline stages, each stage a rank", **kwargs
+    )
+    flags.DEFINE_integer("tp", 1, "devices of each stage, which share every layer by tensor parallelism", **kwargs)
     flags.DEFINE_integer("decode", 1, "decoding instances", **kwargs)
     flags.DEFINE_integer("prefill_chunk", 512, "most tokens that a prefill computes at once", **kwargs)
     flags.DEFINE_integer("block_size", 16, "tokens of a KVCache block", **kwargs)
-    flags.DEFINE_integer("dram_mib", 1024, "MiB of DRAM that each prefill instance lends to the KVCache pool", **kwargs)
+    flags.DEFINE_integer("dram_mib", 1024, "MiB of DRAM that each prefill rank lends to the KVCache pool", **kwargs)
     flags.DEFINE_integer(
         "device_kv_tokens", 16384, "tokens of KVCache in a decoding instance's device memory", **kwargs
     )
@@ -115,6 +119,7 @@ def make_plan(ranks: int | None = None) -> Plan:
         config, measured = _choose_dtype(config, ranks is not None)
     path = resolve(FLAGS.model, Path(FLAGS.model_dir))
     model, tokenizer = inspect_model(path)
+    config.mesh_shape.check(model, pp_flag=f"--prefill={FLAGS.prefill}")
     _check_memory(config, model)
     requests = _requests(model, tokenizer)
     if not requests:
@@ -135,7 +140,7 @@ def _check_flags() -> None:
             raise UsageError(f"--{name}={FLAGS[name].value} says how to replay a trace: give --trace=FILE too")
     if FLAGS["interval_s"].present and FLAGS.trace is not None:
         raise UsageError(f"--interval_s={FLAGS.interval_s} is for prompts, a trace has its own times: use --time_scale")
-    for name in ("prefill", "decode", "prefill_chunk", "block_size", "dram_mib", "device_kv_tokens", "max_batch"):
+    for name in ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "device_kv_tokens", "max_batch"):
         if FLAGS[name].value < 1:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
     for name in ("ttft_slo", "tbt_slo", "request_timeout"):
@@ -146,7 +151,16 @@ def _check_flags() -> None:
 
 
 def _config() -> ClusterConfig:
-    return ClusterConfig(**{field.name: FLAGS[field.name].value for field in dataclasses.fields(ClusterConfig)})
+    prefill, stages = _instances_and_stages(FLAGS.prefill)
+    flags = {field.name: FLAGS[field.name].value for field in dataclasses.fields(ClusterConfig) if field.name in FLAGS}
+    return ClusterConfig(**flags | {"prefill": prefill, "stages": stages})
+
+
+def _instances_and_stages(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text)
+    if found is None:
+        raise UsageError(f"--prefill={text}: write how many instances, or instances x stages of each, as in 2 or 2x4")
+    return int(found[1]), int(found[2] or 1)
 
 
 def _choose_dtype(config: ClusterConfig, measure: bool) -> tuple[ClusterConfig, str | None]:
@@ -161,13 +175,13 @@ def _check_ranks(config: ClusterConfig, ranks: int) -> None:
     needed = len(config.nodes)
     if ranks != needed:
         raise UsageError(
-            f"mpiexec started {ranks} ranks, but Conductor, --prefill={config.prefill} and --decode={config.decode} "
+            f"mpiexec started {ranks} ranks, but Conductor, --prefill={FLAGS.prefill} and --decode={config.decode} "
             f"need {needed}: start {needed}, or change the flags"
         )
 
 
 def _check_memory(config: ClusterConfig, model: LlamaConfig) -> None:
-    block = config.block_layout(model).nbytes
+    block = max(layout.nbytes for layout in config.stage_layouts(model))
     if block > config.dram_mib << 20:
         raise UsageError(
             f"--dram_mib={config.dram_mib} does not hold one block of --block_size={config.block_size} tokens "

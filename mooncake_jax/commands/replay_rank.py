@@ -100,7 +100,10 @@ def _check_models(plan: Plan, ready: dict[str, Ready]) -> None:
 def _settings(plan: Plan, ready: dict[str, Ready]) -> ActorSettings:
     return ActorSettings(
         config=plan.config,
-        slots={node: ready[node].slots for node in plan.config.prefill_nodes},
+        slots={
+            instance: min(ready[node].slots for node in plan.config.stage_nodes(instance))
+            for instance in plan.config.prefill_nodes
+        },
         cost=fit_cost([message.measured for message in ready.values()]),
         bytes_per_token=plan.config.block_layout(plan.model).bytes_per_token,
         stop_ids=stop_ids(plan.tokenizer),

@@ -29,13 +29,14 @@ class MeshShape:
     def devices(self) -> int:
         return self.pp * self.tp
 
-    def check(self, config: LlamaConfig) -> None:
-        """Raises UsageError, naming the flag and its allowed values, unless the model can be cut this way."""
+    def check(self, config: LlamaConfig, pp_flag: str | None = None) -> None:
+        """Raises UsageError, naming the flag and its allowed values, unless the model can be cut this way.
+
+        pp_flag: the flag that says pp, if it is not --pp.
+        """
         if not 1 <= self.pp <= config.num_layers:
-            raise UsageError(
-                f"--pp={self.pp}: a stage holds at least one of the model's {config.num_layers} layers; "
-                f"use 1 to {config.num_layers}"
-            )
+            flag, most = pp_flag or f"--pp={self.pp}", config.num_layers
+            raise UsageError(f"{flag}: a stage holds at least one of the model's {most} layers; use 1 to {most} stages")
         allowed = tensor_parallel_sizes(config)
         if self.tp not in allowed:
             raise UsageError(

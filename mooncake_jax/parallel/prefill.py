@@ -8,7 +8,7 @@ blocks, pools or ranks: hooks do.
 Legend: T query tokens, S context tokens, K KV heads, D head dim, E width.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -109,9 +109,8 @@ class PrefillEngine:
         .. n - 1, ArithmeticError if the logits are no numbers.
         """
         job = self.job(prompt_ids, prefix_len, load_layer, on_layer, sampling)
-        for _, result in self.run(self.chunks(job)):
-            return result()
-        return None
+        [(_, result)] = self.run(self.chunks(job))
+        return None if result is None else result()
 
     def job(
         self,
@@ -132,29 +131,37 @@ class PrefillEngine:
         plan = plan_chunks(len(job.ids), job.prefix_len, self._chunk)
         return [Chunk(job, start, tokens, self._bucket(tokens)) for start, tokens in plan]
 
-    def run(self, entering: Iterable[Chunk | None]) -> Iterator[tuple[PrefillJob, Callable[[], FirstToken]]]:
+    def run(self, entering: Iterable[Chunk | None]) -> Iterator[tuple[PrefillJob, Callable[[], FirstToken] | None]]:
         """Computes chunks of successive prompts, which enter the pipeline one a tick (schedule.ticks).
 
-        On the process with the last stage gives each prompt as its last chunk has been dispatched, with a function
-        that waits for the first token and returns it.
+        Gives each prompt when this process has dispatched all it has to do for it, with a function that waits for the
+        first token and returns it; None where another process holds the last stage. All processes must go through to
+        the end: the others' ticks need them.
         """
-        last, received = self._stage_count - 1, {}
+        last, last_held, received = self._stage_count - 1, max(self._stages), {}
         for tick in ticks(entering, self._stage_count):
-            passed = {}
-            for number, stage in self._stages.items():
-                chunk = tick[number]
-                if chunk is None:
-                    continue
-                x = stage.embed(chunk) if number == 0 else self._boundary.fit(received[number], chunk.bucket)
-                self._shapes.add((chunk.bucket, chunk.job.buffer))
-                x = stage.compute(chunk, x)
+            passed, done = {}, []
+            for number, chunk in [(number, tick[number]) for number in self._stages if tick[number] is not None]:
+                x = self._compute(number, chunk, received)
                 if number < last:
                     passed[number] = x
-                elif chunk.last:
-                    yield chunk.job, partial(first_token, stage.finish(x, chunk.tokens - 1, chunk.job.sampling))
+                if chunk.last and number == last_held:
+                    done.append((chunk.job, self._first_token(chunk, x) if number == last else None))
             moving = [chunk.bucket for chunk in tick[:-1] if chunk is not None]
             if moving:
                 received = self._boundary.pass_on(passed, max(moving))
+            yield from done
+
+    def _compute(self, number: int, chunk: Chunk, received: Mapping[int, jax.Array]) -> jax.Array:
+        stage = self._stages[number]
+        self._shapes.add((chunk.bucket, chunk.job.buffer))
+        x = stage.embed(chunk) if number == 0 else self._boundary.fit(received[number], chunk.bucket)
+        return stage.compute(chunk, x)
+
+    def _first_token(self, chunk: Chunk, x: jax.Array) -> Callable[[], FirstToken]:
+        """From the last chunk's hidden states in the last stage."""
+        computed = self._stages[self._stage_count - 1].finish(x, chunk.tokens - 1, chunk.job.sampling)
+        return partial(first_token, computed)
 
     def _warm_up_stages(self, bucket: int, buffer: int) -> None:
         self._shapes.add((bucket, buffer))

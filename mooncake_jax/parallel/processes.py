@@ -8,8 +8,11 @@ import socket
 
 import jax
 
+from mooncake_jax.errors import UsageError
+
 HEARTBEAT_S = 10
 JOIN_DEADLINE_S = 120
+LEAVE_DEADLINE_S = 3
 
 
 def join_processes(coordinator: str, processes: int, process: int) -> None:
@@ -23,11 +26,41 @@ def join_processes(coordinator: str, processes: int, process: int) -> None:
         process,
         initialization_timeout=JOIN_DEADLINE_S,
         heartbeat_timeout_seconds=HEARTBEAT_S,
+        shutdown_timeout_seconds=LEAVE_DEADLINE_S,
     )
 
 
+def leave_processes() -> None:
+    """In good order: call it on each process once none computes any more. A process that just ends is taken for dead,
+    and the others with it.
+    """
+    jax.distributed.shutdown()
+
+
 def free_address(host: str) -> str:
-    """ "host:port" with a port that nobody listens on now."""
+    """ "host:port" with a port that nobody listens on now; localhost if nobody knows the host by this name."""
     with socket.socket() as listener:
         listener.bind(("", 0))
-        return f"{host}:{listener.getsockname()[1]}"
+        return f"{host if _is_known(host) else 'localhost'}:{listener.getsockname()[1]}"
+
+
+def use_cpu_devices(count: int) -> None:
+    """Where JAX runs on CPUs, with so many devices in this process; call it before anything asks for devices."""
+    jax.config.update("jax_num_cpu_devices", count)
+
+
+def stage_devices(tp: int) -> list[jax.Device]:
+    """The first tp devices of each process, in the order of processes. Raises UsageError if this one has fewer."""
+    own = len(jax.local_devices())
+    if own < tp:
+        raise UsageError(f"--tp={tp}: a stage has the devices of one process, here {own}; use at most so many")
+    processes = sorted({device.process_index for device in jax.devices()})
+    return [device for process in processes for device in jax.local_devices(process_index=process)[:tp]]
+
+
+def _is_known(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True

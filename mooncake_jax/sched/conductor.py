@@ -141,11 +141,8 @@ class Conductor:
         queue, entry = self.view.prefill.get(message.node), self._current(message.dispatch)
         if queue is not None and message.dispatch in queue.estimates and entry is not None:
             entry.reused_tokens = message.reused_tokens
-            # First in the queue now, whatever it was passed over by, with an estimate for what it really reuses.
             estimate = self.view.cost.prefill(entry.request.prompt_tokens, message.reused_tokens)
-            del queue.estimates[message.dispatch]
-            queue.estimates = {message.dispatch: estimate, **queue.estimates}
-            queue.running_since = now
+            queue.begin(message.dispatch, estimate, now)
         return []
 
     def _prefill_ended(self, message: PrefillDone | PrefillFailed) -> list[Action]:
@@ -154,8 +151,8 @@ class Conductor:
             return []
         attempt.prefilling = False
         queue = self.view.prefill.get(message.node)
-        if queue is not None and queue.estimates.pop(message.dispatch, None) is not None:
-            queue.running_since = None
+        if queue is not None:
+            queue.end(message.dispatch)
         actions: list[Action] = []
         if isinstance(message, PrefillDone):
             self.view.pool.lose(message.node, message.lost)
@@ -281,6 +278,6 @@ class Conductor:
             assert load.total == sum(load.contexts.values()) >= 0, f"{node}: context tokens do not add up"
         if not self.attempts:
             assert self.view.pool.pins() == 0, "pins are held and nobody is served"
-            assert not any(queue.estimates for queue in self.view.prefill.values()), (
+            assert not any(queue.estimates or queue.begun for queue in self.view.prefill.values()), (
                 "work is queued and nobody is served"
             )

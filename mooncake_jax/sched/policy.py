@@ -3,6 +3,7 @@
 A policy reads the view and the request (never its output_length) and returns Dispatch or Reject. It changes nothing.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,22 +33,26 @@ class Reject:
 
 @dataclass(slots=True)
 class PrefillQueue:
-    """Conductor's belief of one prefill instance: dispatch number -> estimated seconds, in order; the first may be
-    running.
+    """Conductor's belief of one prefill instance: by dispatch number estimated seconds, and when those that run
+    began.
     """
 
     estimates: dict[int, float] = field(default_factory=dict)
-    running_since: float | None = None
+    begun: dict[int, float] = field(default_factory=dict)
 
     def seconds(self, now: float) -> float:
         """T_queue: estimated seconds until everything dispatched so far is done."""
-        total, running_since = 0.0, self.running_since
-        for estimate in self.estimates.values():
-            if running_since is not None:
-                estimate = max(0.0, estimate - (now - running_since))
-                running_since = None
-            total += estimate
-        return total
+        return math.fsum(max(0.0, seconds - self._elapsed(number, now)) for number, seconds in self.estimates.items())
+
+    def begin(self, dispatch: int, estimate: float, now: float) -> None:
+        self.estimates[dispatch], self.begun[dispatch] = estimate, now
+
+    def end(self, dispatch: int) -> None:
+        self.estimates.pop(dispatch, None)
+        self.begun.pop(dispatch, None)
+
+    def _elapsed(self, dispatch: int, now: float) -> float:
+        return now - self.begun.get(dispatch, now)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """PrefillInstance: the local scheduler of a prefill instance (report 3, steps 1 to 3).
 
-First come first served, one prefill at a time; a request with blocks that are still on their way from another
-instance is passed over until they are here. The prefix is matched again as the prefill starts, because requests ahead
-of it may have stored blocks meanwhile.
+First come first served: one prefill at a time, or as many as fill a pipeline of stages, and one that waits at its
+entrance, so that it need not drain between requests (report 5.1). A request with blocks that are still on their way
+from another instance is passed over until they are here. The prefix is matched again as the prefill starts, because
+requests ahead of it may have stored blocks meanwhile.
 """
 
 from mooncake_jax.cache.pool import Block
@@ -26,11 +27,12 @@ from mooncake_jax.sched.messages import (
 
 
 class PrefillInstance:
-    def __init__(self, name: str):
+    def __init__(self, name: str, stages: int = 1):
         self.name = name
+        self.most_running = 1 if stages == 1 else stages + 1
         self.queue: list[StartPrefill] = []
         self.coming: dict[int, tuple[Block, ...]] = {}  # dispatch -> blocks being copied here for it
-        self.running: int | None = None
+        self.running: dict[int, frozenset[int]] = {}  # dispatch -> slots that it writes
         self.landed: dict[int, bytes] = {}  # slot of the store -> key of the block whose bytes are all there
 
     def handle(self, message: Message, now: float) -> list[Action]:
@@ -52,10 +54,10 @@ class PrefillInstance:
                 for block in message.lost:
                     self.landed.pop(block.slot, None)
                 self.landed.update((block.slot, block.key) for block in message.stored)
-                self.running = None
+                self.running.pop(message.dispatch, None)
                 return [Send(CONDUCTOR, message), *self._start_next()]
             case PrefillFailed():
-                self.running = None
+                self.running.pop(message.dispatch, None)
                 return [Send(CONDUCTOR, message), *self._start_next()]
             case Cancel(dispatch):
                 return self._cancel(dispatch)
@@ -70,20 +72,24 @@ class PrefillInstance:
             self.coming[start.dispatch] = start.coming
 
     def _start_next(self) -> list[Action]:
-        if self.running is not None:
-            return []
+        actions: list[Action] = []
+        while len(self.running) < self.most_running and (start := self._take_ready()) is not None:
+            actions.append(self._run(start))
+        return actions
+
+    def _take_ready(self) -> StartPrefill | None:
         coming = {block for blocks in self.coming.values() for block in blocks}
         for position, start in enumerate(self.queue):
             if coming.isdisjoint(start.blocks):
-                del self.queue[position]
-                return [self._run(start)]
-        return []
+                return self.queue.pop(position)
+        return None
 
     def _run(self, start: StartPrefill) -> RunPrefill:
         here = [self.landed.get(block.slot) == block.key for block in start.blocks]
         reuse = here.index(False) if False in here else len(here)
-        missing = tuple(index for index, landed in enumerate(here) if not landed)
-        self.running = start.dispatch
+        written = frozenset().union(*self.running.values())  # by another prompt with the same prefix
+        missing = tuple(i for i, landed in enumerate(here) if not landed and start.blocks[i].slot not in written)
+        self.running[start.dispatch] = frozenset(start.blocks[index].slot for index in missing)
         return RunPrefill(start.dispatch, start.request, start.decoding, start.blocks, reuse, missing)
 
     def _cancel(self, dispatch: int) -> list[Action]:
@@ -98,4 +104,7 @@ class PrefillInstance:
         """Assert the invariants."""
         queued = [start.dispatch for start in self.queue]
         assert len(set(queued)) == len(queued), f"{self.name}: a dispatch is queued twice"
-        assert self.running not in queued, f"{self.name}: {self.running} is queued and running"
+        assert self.running.keys().isdisjoint(queued), f"{self.name}: of {queued}, queued, {list(self.running)} run"
+        assert len(self.running) <= self.most_running, f"{self.name}: {list(self.running)} run at once"
+        written = [slot for slots in self.running.values() for slot in slots]
+        assert len(set(written)) == len(written), f"{self.name}: a slot is written twice at once"

@@ -46,8 +46,9 @@ def through(engine, ids, prefix=None):
 def back_to_back(engine, prompts):
     records = [HeldLayers(engine.layers) for _ in prompts]
     jobs = [engine.job(ids, on_layer=record.on_layer) for ids, record in zip(prompts, records, strict=True)]
-    firsts = [result() for _, result in engine.run(chunk for job in jobs for chunk in engine.chunks(job))]
-    return list(zip(firsts or [None] * len(jobs), (record.whole() for record in records), strict=True))
+    results = list(engine.run(chunk for job in jobs for chunk in engine.chunks(job)))
+    assert [job for job, _ in results] == jobs
+    return [(result and result(), record.whole()) for (_, result), record in zip(results, records, strict=True)]
 
 
 def main(path, chunk, tp):

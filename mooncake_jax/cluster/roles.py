@@ -1,0 +1,124 @@
+"""How a rank becomes what it is told to be: a stage of a prefill instance, or a decoding instance."""
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from jax.experimental.multihost_utils import sync_global_devices
+
+from mooncake_jax.cache.store import BlockStore
+from mooncake_jax.cluster.actors import decoding_instance, prefill_instance
+from mooncake_jax.cluster.config import ClusterConfig, instance_of
+from mooncake_jax.cluster.control import Join, Measured, Ready, Setup
+from mooncake_jax.cluster.decoding_hardware import DecodingHardware
+from mooncake_jax.cluster.following import FollowingStage
+from mooncake_jax.cluster.frontend import stop_ids
+from mooncake_jax.cluster.links import Links
+from mooncake_jax.cluster.measure import measure_prefill, measure_steps, measure_transfer, timed
+from mooncake_jax.cluster.prefill_hardware import PrefillHardware
+from mooncake_jax.cluster.prefill_stage import PrefillStage, Report
+from mooncake_jax.cluster.rank import Hardware
+from mooncake_jax.errors import UsageError
+from mooncake_jax.model.catalog import resolve
+from mooncake_jax.model.config import LlamaConfig
+from mooncake_jax.model.loading import LoadedModel, load_model
+from mooncake_jax.model.sources import Location, model_fingerprint, open_source
+from mooncake_jax.parallel.compiling import enable_compile_cache
+from mooncake_jax.parallel.decoding import DecodingEngine
+from mooncake_jax.parallel.pipeline import PipelineModel, load_pipeline
+from mooncake_jax.parallel.prefill import PrefillEngine
+from mooncake_jax.parallel.processes import free_address, join_processes, stage_devices, use_cpu_devices
+from mooncake_jax.sched.serve import Actor
+
+
+class Member(Links, Protocol):
+    """What a role needs of its rank."""
+
+    node: str
+
+    def post(self, message: object) -> None: ...
+
+    def expect_join(self) -> Join: ...
+
+
+Role = tuple[Actor | None, Hardware, Ready]  # only the rank that speaks for its instance has an actor
+
+
+def become(member: Member, setup: Setup) -> Role:
+    """Loads, compiles and measures. Raises UsageError, or whatever keeps this rank from starting."""
+    config = setup.config
+    enable_compile_cache(Path(config.model_dir) / "compiled")
+    path = resolve(config.model, Path(config.model_dir))
+    if member.node in config.decoding_nodes:
+        return _become_decoding(member, config, path)
+    return _become_stage(member, config, path, max(setup.longest_prompt, 1))
+
+
+def _become_decoding(member: Member, config: ClusterConfig, path: Location) -> Role:
+    model = load_model(path, config.dtype)
+    layout = config.block_layout(model.config)
+    engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
+    warm_up_s = timed(engine.warm_up)
+    measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
+    decode = model.tokenizer.decode if model.tokenizer is not None else None
+    hardware = DecodingHardware(member.node, engine, layout, decode, member.post)
+    actor = decoding_instance(member.node, config, stop_ids(model.tokenizer))
+    fingerprint = model_fingerprint(path, config.dtype)
+    return actor, hardware, Ready(member.node, fingerprint, 0, measured, engine.compile_count, warm_up_s)
+
+
+def _become_stage(member: Member, config: ClusterConfig, path: Location, longest_prompt: int) -> Role:
+    instance = instance_of(member.node)
+    stage = config.stage_nodes(instance).index(member.node)
+    model = _load_stage(member, config, path, stage)
+    architecture = open_source(path).config()
+    layout = config.stage_layouts(architecture)[stage]
+    engine = PrefillEngine(model, config.prefill_chunk)
+    warm_up_s = timed(lambda: engine.warm_up(longest_prompt))
+    measured = _measure_stage(member, config, engine, architecture, stage)
+    slots = (config.dram_mib << 20) // layout.nbytes
+    try:
+        store = BlockStore(slots, layout)
+    except MemoryError:
+        raise UsageError(f"--dram_mib={config.dram_mib}: this machine does not have so much; lower it") from None
+    ready = Ready(member.node, model_fingerprint(path, config.dtype), slots, measured, engine.compile_count, warm_up_s)
+
+    def make(report: Callable[[Report], None]) -> PrefillStage:
+        return PrefillStage(member.node, stage, config.stages, engine, store, member, report, member.post)
+
+    if stage:
+        return None, FollowingStage(make(lambda report: member.send(instance, report))), ready
+    hardware = PrefillHardware(instance, config.stage_nodes(instance)[1:], config.block_size, member, member.post)
+    hardware.start(make(hardware.on_report))
+    return prefill_instance(instance, config), hardware, ready
+
+
+def _load_stage(member: Member, config: ClusterConfig, path: Location, stage: int) -> LoadedModel | PipelineModel:
+    if config.mesh_shape.devices == 1:
+        return load_model(path, config.dtype)
+    use_cpu_devices(config.tp)
+    if config.stages > 1:
+        join_processes(_coordinator(member, config, stage), config.stages, stage)
+    return load_pipeline(path, config.dtype, config.mesh_shape, stage_devices(config.tp))
+
+
+def _coordinator(member: Member, config: ClusterConfig, stage: int) -> str:
+    """Where the first stage's rank, which tells the others, will listen."""
+    if stage:
+        return member.expect_join().coordinator
+    address = free_address(platform.node())
+    for node in config.stage_nodes(member.node)[1:]:
+        member.send(node, Join(address))
+    return address
+
+
+def _measure_stage(
+    member: Member, config: ClusterConfig, engine: PrefillEngine, model: LlamaConfig, stage: int
+) -> Measured:
+    """All stages compute; the last one, which ends each prefill, knows how long it took."""
+    together = (lambda: sync_global_devices("measure")) if config.stages > 1 else (lambda: None)
+    points = measure_prefill(engine, model, config.prefill_chunk, together)
+    last = stage == config.stages - 1
+    transfer = measure_transfer(member, config.decoding_nodes[0]) if stage == 0 else ()
+    return Measured(prefill=points if last else (), transfer=transfer)
