@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from cluster_run import replay, replayed_differences, write_prompts
+from cluster_run import REPLAY, replay, replayed_differences, write_prompts
 
 from mooncake_jax.cluster.actors import ActorSettings
+from mooncake_jax.cluster.launch import mpiexec_command
 from mooncake_jax.request import COMPLETED
 from mooncake_jax.workload.prompts import builtin_prompts
 
@@ -15,9 +16,8 @@ BY_NAME = {case["name"]: case for case in CASES}
 
 
 @pytest.fixture(scope="module")
-def golden(tmp_path_factory, smollm2_path):
+def golden_prompts(tmp_path_factory):
     """Every case as ids, then as text or messages, then once more, then extended by its own output."""
-    folder = tmp_path_factory.mktemp("golden")
     prompts = []
     for case in CASES:
         plain = {"max_tokens": len(case["greedy"]), "ignore_eos": True}
@@ -34,10 +34,27 @@ def golden(tmp_path_factory, smollm2_path):
                 "ignore_eos": True,
             },
         ]
-    path = write_prompts(folder / "prompts.jsonl", prompts)
-    # One prefill instance works in the order of arrival, so that reuse does not depend on how fast the machine is.
-    flags = (f"--model={smollm2_path}", f"--prompts={path}", "--prefill=1", "--prefill_chunk=64", "--interval_s=0.3")
-    return replay(folder / "out", *flags)
+    return write_prompts(tmp_path_factory.mktemp("golden") / "prompts.jsonl", prompts)
+
+
+@pytest.fixture(scope="module")
+def in_order(golden_prompts, smollm2_path, tmp_path_factory):
+    """One prefill instance works in the order of arrival, so that reuse does not depend on how fast the machine is."""
+    flags = (f"--model={smollm2_path}", f"--prompts={golden_prompts}", "--prefill_chunk=64", "--interval_s=0.3")
+    return replay(tmp_path_factory.mktemp("in_order") / "out", *flags, "--prefill=1")
+
+
+@pytest.fixture(scope="module")
+def staged(golden_prompts, smollm2_path, tmp_path_factory):
+    """Two prefill instances of two stages, on ranks that mpiexec has started."""
+    flags = (f"--model={smollm2_path}", f"--prompts={golden_prompts}", "--prefill_chunk=64", "--interval_s=0.3")
+    command = [*mpiexec_command(6), *REPLAY]
+    return replay(tmp_path_factory.mktemp("staged") / "out", *flags, "--prefill=2x2", "--decode=1", command=command)
+
+
+@pytest.fixture(params=["in_order", "staged"])
+def golden(request):
+    return request.getfixturevalue(request.param)
 
 
 def case_of(row):
@@ -72,8 +89,8 @@ def test_first_logits_agree_within_2e_3(golden):
     assert checked == 3 * len(CASES)
 
 
-def test_repeated_and_extended_prompts_reuse_right_to_the_token(golden):
-    rows, seen = golden.rows(), set()
+def test_repeated_and_extended_prompts_reuse_right_to_the_token(in_order):
+    rows, seen = in_order.rows(), set()
     for row in sorted(rows.values(), key=lambda row: row["arrival_s"]):
         case = case_of(row)
         half = len(case["greedy"]) // 2
