@@ -1,7 +1,8 @@
 """One process of benchmarks/pipeline.py: a stage of a pipeline, a share of tensor or sequence parallelism, or all of a
 model. Started by it, pinned to one core; prints its figures as JSON.
 
-Arguments: model, model_dir, way (cpp, tp, sp), process, processes, coordinator, prefill_chunk, repeats, prompt lengths.
+Arguments: model, model_dir, way (cpp, tp, sp), process, processes, coordinator, prefill_chunk, repeats, network device
+whose bytes are counted, prompt lengths.
 """
 
 import json
@@ -23,8 +24,6 @@ from mooncake_jax.parallel.prefill import PrefillEngine
 from mooncake_jax.parallel.processes import join_processes
 from mooncake_jax.parallel.sequence import SequencePrefill, load_replicated, sequence_mesh
 
-LOOPBACK = Path("/sys/class/net/lo/statistics/tx_bytes")
-
 
 def main(
     model: str,
@@ -35,18 +34,19 @@ def main(
     coordinator: str,
     chunk: str,
     repeats: str,
+    device: str,
     *lengths,
 ):
     count, location = int(processes), resolve(model, Path(model_dir))
     if count > 1:
         join_processes(coordinator, count, int(process))
     vocabulary, engine = open_source(location).config().vocab_size, _engine(location, way, count, int(chunk))
-    rng = np.random.default_rng(0)
+    rng, count_sent = np.random.default_rng(0), Path(f"/sys/class/net/{device}/statistics/tx_bytes")
     figures = {}
     for length in map(int, lengths):
         ids = rng.integers(0, vocabulary, length)
         engine.prefill(ids)
-        taken = [_timed(engine.prefill, ids) for _ in range(int(repeats))]
+        taken = [_timed(engine.prefill, ids, count_sent) for _ in range(int(repeats))]
         seconds, sent = zip(*taken, strict=True)
         figures[length] = {"seconds": statistics.median(seconds), "bytes": min(sent)}
         if count == 1:
@@ -65,13 +65,13 @@ def _engine(location: Location, way: str, processes: int, chunk: int) -> Prefill
     return PrefillEngine(load_pipeline(location, "float32", shape), chunk)
 
 
-def _timed(prefill, ids: np.ndarray) -> tuple[float, int]:
-    """Seconds until the first token is known to all, and bytes that crossed the loopback in the meantime."""
+def _timed(prefill, ids: np.ndarray, count_sent: Path) -> tuple[float, int]:
+    """Seconds until the first token is known to all, and bytes that the network device has sent in the meantime."""
     _meet()
-    before, begun = int(LOOPBACK.read_text()), time.monotonic()
+    before, begun = int(count_sent.read_text()), time.monotonic()
     prefill(ids)
     _meet()
-    return time.monotonic() - begun, int(LOOPBACK.read_text()) - before
+    return time.monotonic() - begun, int(count_sent.read_text()) - before
 
 
 def _meet() -> None:

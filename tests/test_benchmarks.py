@@ -226,8 +226,9 @@ def test_in_bfloat16_rotary_frequencies_stay_float32(benchmark, tiny3):
 
 def test_a_pipeline_is_compared_with_one_stage_and_with_the_other_ways(tmp_path):
     file = tmp_path / "rows.json"
-    arguments = (f"--model={TINY}", "--lengths=40,600", "--prefill_chunk=64", "--repeats=1", f"--json={file}")
-    code, lines, errors = run_engine(*arguments, script="pipeline.py")
+    models = (f"--model={TINY}", f"--links_model={TINY}")
+    arguments = ("--lengths=40,600", "--links_length=600", "--prefill_chunk=64", "--repeats=1", f"--json={file}")
+    code, lines, errors = run_engine(*models, *arguments, script="pipeline.py")
     assert code == 0, errors
     rows = {row["name"]: row for row in json.loads(file.read_text())}
     assert len(lines) == len(rows) + 1
@@ -235,8 +236,13 @@ def test_a_pipeline_is_compared_with_one_stage_and_with_the_other_ways(tmp_path)
     assert rows["prompt 600, places without work"]["value"] == pytest.approx(100 * 2 / 22)
     assert 1 < rows["prompt 600, speed-up of two stages, of the ideal"]["reference"] <= 2
     # Nine chunks of float32 [64, 64] and one of [32, 64]; the others send each layer's sums or KV.
-    sent = {way: rows[f"prompt 600, {way}: sent"]["value"] * 1e6 for way in ("cpp", "tp", "sp")}
+    ways = ("cpp", "tp", "sp")
+    sent = {way: rows[f"600 tokens, {way}: sent, of cpp's"]["value"] * 1e6 for way in ways}
     assert (9 * 64 + 32) * 64 * 4 <= sent["cpp"] < min(sent["tp"], sent["sp"])
+    slow = [name for name in rows if "Gbps" in name]
+    assert [name.split(":")[0] for name in slow] == [
+        f"600 tokens, {way} at {gbps} Gbps" for gbps in (10, 1) for way in ways
+    ]
 
 
 def test_a_pipeline_whose_rows_cannot_be_written_is_not_measured():

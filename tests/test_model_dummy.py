@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import PlainModel
+from conftest import DATA, PlainModel
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
@@ -25,13 +25,20 @@ def test_names():
     assert DummyModel.parse("dummy:llama2-70b:12").seed == 12
     for name, complaint in {
         "dummy:": "no architecture '' is known; use one of smollm2-135m, llama2-7b",
-        "dummy:gpt": "no architecture 'gpt'",
+        "dummy:gpt": "no architecture 'gpt' is known; use one of .*, or a folder with a config.json",
         "dummy:llama2-7b:": "the seed is ''",
         "dummy:llama2-7b:-1": "the seed is '-1'",
         "dummy:llama2-7b:2147483648": "the seed is '2147483648'",
     }.items():
         with pytest.raises(UsageError, match=complaint):
             DummyModel.parse(name)
+
+
+def test_a_folder_with_a_config_is_as_good_as_a_name():
+    model = DummyModel.parse(f"dummy:{DATA / 'tiny-llama3'}:3")
+    assert (model.config().num_kv_heads, model.seed) == (4, 3)
+    with pytest.raises(UsageError, match="or a folder with a config.json"):
+        DummyModel.parse(f"dummy:{DATA}")
 
 
 def test_a_name_is_enough_for_what_schedulers_need():
