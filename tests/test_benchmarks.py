@@ -224,6 +224,7 @@ def test_in_bfloat16_rotary_frequencies_stay_float32(benchmark, tiny3):
     np.testing.assert_allclose(frequencies, tiny3.config.rope_frequencies(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_compared_with_one_stage_and_with_the_other_ways(tmp_path):
     file = tmp_path / "rows.json"
     models = (f"--model={TINY}", f"--links_model={TINY}")
