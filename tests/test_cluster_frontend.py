@@ -26,6 +26,8 @@ def request(length=10, output=5, **changes):
         (request(output=0), "max_tokens is 0: it must be at least 1"),
         (request(prompt_ids=(1, 50)), "token id 50 is out of the vocabulary of 50"),
         (request(prompt_ids=(-1, 5)), "token id -1 is out of the vocabulary of 50"),
+        (request(stop_ids=(3, 50)), "stop token id 50 is out of the vocabulary of 50"),
+        (request(stop_ids=(-1,)), "stop token id -1 is out of the vocabulary of 50"),
         (request(40, 60), "its 100 tokens of KVCache exceed --device_kv_tokens=80"),
     ],
 )
@@ -34,7 +36,7 @@ def test_what_cannot_be_served_is_told_why(bad, reason):
 
 
 def test_what_just_fits_is_served():
-    assert LIMITS.why_invalid(request(40, 40)) is None
+    assert LIMITS.why_invalid(request(40, 40, stop_ids=(0, 49))) is None
     assert ServingLimits(100, 200, 200).why_invalid(request(99, 1)) is None
 
 

@@ -248,6 +248,18 @@ def test_logits_that_are_no_numbers_end_in_no_token(tiny2, prefills, prompt):
     assert engine.step() == {1: NO_TOKEN}
 
 
+@pytest.mark.parametrize("stepped", [True, False])
+def test_kv_that_is_no_number_harms_nobody_who_gets_its_pages(tiny2, plain, prefills, prompt, stepped):
+    engine = DecodingEngine(tiny2, max_batch=2, page_size=16, num_pages=8)
+    first, kv = prefill(prefills[16], tiny2, prompt)
+    engine.join(1, np.full_like(kv, np.nan), first.token, 8 * 16)
+    if stepped:
+        assert engine.step() == {1: NO_TOKEN}
+    engine.leave(1)
+    engine.join(2, kv, first.token, 8 * 16)
+    assert [engine.step()[2] for _ in range(10)] == plain.greedy(prompt, 11)[1:]
+
+
 def test_prefix_memory_may_be_reused_by_the_hook(tiny2, prefills, prompt):
     first, kv = prefill(prefills[16], tiny2, prompt)
     scratch = np.empty_like(kv[0, :, :20])

@@ -8,6 +8,7 @@ from conftest import DATA
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.config import LlamaConfig, RopeDivisors
+from mooncake_jax.model.files import read_json
 
 PLAIN = json.loads((DATA / "tiny-llama2" / "config.json").read_text())
 LLAMA3 = json.loads((DATA / "tiny-llama3" / "config.json").read_text())
@@ -95,3 +96,27 @@ def test_a_long_or_deep_value_is_cut():
     for value in ("x" * 10_000, [1] * 10_000, deep, {str(i): i for i in range(1000)}):
         refused("rms_norm_eps is", PLAIN | {"rms_norm_eps": value})
         refused("RoPE scaling|rope_type", PLAIN | {"rope_parameters": {"rope_type": value}})
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ('{"vocab_size": 1, "x": 2, "vocab_size": 3}', "'vocab_size' is both 1 and 3"),
+        ('{"rope_scaling": {"factor": 8, "factor": 4}}', "'factor' is both 8 and 4"),
+        ('{"x": "%s", "x": null}' % ("long" * 100), "'x' is both 'longlong.*long' and None"),
+    ],
+)
+def test_a_key_with_two_values(tmp_path, text, told):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=f"config.json: {told}; correct the file or fetch the model again$") as caught:
+        read_json(path)
+    assert len(str(caught.value)) < len(str(path)) + 200
+
+
+def test_a_key_given_twice_with_one_value_does_no_harm(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"a": [1], "b": 2, "a": [1]}')
+    assert read_json(path) == {"a": [1], "b": 2}
+    path.write_text('{"a": NaN}')
+    assert math.isnan(read_json(path)["a"])

@@ -67,6 +67,26 @@ def test_chat_renders_and_refuses(metadata):
         Tokenizer.from_gguf(metadata).chat([{"role": "user", "content": "hi"}])
 
 
+@pytest.mark.parametrize(
+    "template, told",
+    [
+        ("{{ messages + 1 }}", "TypeError: "),
+        ("{{ messages | length / (messages | length - 1) }}", "ZeroDivisionError: "),
+        ("{{ strftime_now(5) }}", "TypeError: "),
+        ("{% for i in range(10 ** 9) %}x{% endfor %}", "OverflowError: "),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "RecursionError: "),
+        ("{% if messages %}{{ 'x' | no_such_filter }}{% endif %}", "No filter named 'no_such_filter'"),
+        ("{{ messages[0].no_such_field.deeper }}", "has no attribute 'no_such_field'"),
+        ("{{ raise_exception('two\\nlines') }}", "(two)"),
+    ],
+)
+def test_a_template_that_fails_is_told_in_one_line(metadata, template, told):
+    tokenizer = Tokenizer.from_gguf(metadata | {"tokenizer.chat_template": template})
+    with pytest.raises(UsageError, match="; give it turns that it knows|; give a prompt instead of messages") as caught:
+        tokenizer.chat([{"role": "user", "content": "hi"}])
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
 LLAMA3_TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|eot_id|>{% endfor %}"
 
 
@@ -134,6 +154,7 @@ def test_a_folder_as_hugging_face_lays_it_out(llama3, tmp_path):
         ("tokenizer_config.json", "[]", "tokenizer_config.json: holds a list"),
         ("generation_config.json", "{", "generation_config.json: not JSON"),
         ("tokenizer_config.json", '{"eos_token": "\\ud800"}', "tokenizer_config.json: not JSON .*surrogates"),
+        ("generation_config.json", '{"eos_token_id": 1, "eos_token_id": 2}', "'eos_token_id' is both 1 and 2; correct"),
         ("chat_template.jinja", "{% for", "the chat template is broken"),
     ],
 )
@@ -184,9 +205,11 @@ def test_fields_that_say_nothing(llama3, tmp_path):
     [
         (b"\xff\xfe{{ x }}", "chat_template.jinja: not a text in UTF-8"),
         (b"{% for x in y %}" * 40 + b"{% endfor %}" * 40, "the chat template is broken"),
+        (b"{{ 'x' | no_such_filter }}", "the chat template is broken .No filter named 'no_such_filter'"),
+        (b"{{ " + b"9" * 5000 + b" }}", "the chat template is broken"),
         (b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}", "the chat template is broken"),
     ],
-    ids=["not UTF-8", "40 loops", "5000 brackets"],
+    ids=["not UTF-8", "40 loops", "no such filter", "5000 digits", "5000 brackets"],
 )
 def test_a_template_that_cannot_be_compiled(llama3, tmp_path, template, complaint):
     Tokenizer.from_gguf(llama3).save(tmp_path)

@@ -2,19 +2,21 @@
 
 One thread per rank makes all MPI calls. Control messages are pickled and small; buffers are never pickled: a control
 message, the *header*, announces them, the receiver says where they shall lie, and MPI writes them there. The
-messenger knows the meaning of neither.
+messenger knows the meaning of neither. What is sent for a message is told in wire.py.
 
-Between two ranks, messages arrive in the order they were sent. Receives are posted in advance, one a peer, so a
-peer's death shows as an error of that receive (Open MPI with ULFM) and is reported once; what was under way to or
-from it ends with PeerLost.
+Between two ranks, messages arrive in the order they were sent, headers among them; a header's buffers may land later
+than messages sent after it. Where the link has a modelled rate (link.py), all messages go ahead of all buffers, which
+keeps this promise: no scheduler waits behind seconds of KVCache.
+
+Receives are posted in advance, one a peer, so a peer's death shows as an error of that receive (Open MPI with ULFM)
+and is reported once; what was under way to or from it ends with PeerLost.
 """
 
-import pickle
 import queue
-import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,9 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
-CONTROL_TAG, BODY_TAG, BUFFER_TAG = 1, 2, 3
-INLINE_BYTES = 8192  # a longer pickle follows in a message of its own
-_PREFIX = struct.Struct("<q")  # bytes of the pickle
+from mooncake_jax.cache.link import Link
+from mooncake_jax.cache.wire import BUFFER_TAG, UNCUT, Peer, outgoing_parts, pieces
 
 # The thread sleeps between polls: short while there is traffic, longer the longer there is none.
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 50e-6, 2e-3
@@ -49,59 +50,30 @@ class Receiver(Protocol):
 
 
 @dataclass(slots=True)
-class _Outgoing:
-    rank: int
-    message: Any
-    buffers: Sequence[np.ndarray]
-    done: Future
-    requests: list[MPI.Request] = field(default_factory=list)
-    keep: list = field(default_factory=list)  # MPI reads these until the requests complete
+class _Transfer:
+    rank: int  # the other one
+    requests: deque[MPI.Request] = field(default_factory=deque, kw_only=True)  # those not known to be complete
+    keep: list = field(default_factory=list, kw_only=True)  # MPI reads or writes these until the requests complete
+    waiting: int = field(default=0, kw_only=True)  # parts that the link has not let go yet
+
+    def complete(self) -> bool:
+        """Raises MPI.Exception once the other rank is dead."""
+        while self.requests and self.requests[0].Test():
+            self.requests.popleft()
+        return not self.requests and not self.waiting
 
 
 @dataclass(slots=True)
-class _Incoming:
-    source: int
+class _Outgoing(_Transfer):
+    message: Any
+    buffers: Sequence[np.ndarray]
+    done: Future
+
+
+@dataclass(slots=True)
+class _Incoming(_Transfer):
     header: Any
     placed: Sequence[np.ndarray] | None
-    requests: list[MPI.Request]
-    keep: list
-
-
-class _Peer:
-    """The receiving side of one other rank: a posted control receive, or the long body that follows one."""
-
-    def __init__(self, comm: MPI.Comm, rank: int):
-        self._comm, self.rank = comm, rank
-        self._inline = bytearray(_PREFIX.size + INLINE_BYTES)
-        self._body: bytearray | None = None
-        self._post()
-
-    def _post(self) -> None:
-        self._body = None
-        self.request = self._comm.Irecv([self._inline, MPI.BYTE], self.rank, CONTROL_TAG)
-
-    def poll(self) -> tuple[Any, list[int]] | None:
-        """The next (message, bytes of each buffer announced), or None. Raises MPI.Exception once the peer is dead."""
-        if not self.request.Test():
-            return None
-        (length,) = _PREFIX.unpack_from(self._inline)
-        if length > INLINE_BYTES and self._body is None:
-            self._body = bytearray(length)
-            self.request = self._comm.Irecv([self._body, MPI.BYTE], self.rank, BODY_TAG)
-            return None
-        body = self._body if self._body is not None else memoryview(self._inline)[_PREFIX.size : _PREFIX.size + length]
-        received = pickle.loads(body)
-        self._post()
-        return received
-
-    def cancel(self) -> None:
-        self.request.Cancel()
-        self.request.Wait()
-
-
-def _bytes_view(array: np.ndarray) -> list:
-    """MPI has no bfloat16: everything travels as bytes."""
-    return [array.reshape(-1).view(np.uint8), MPI.BYTE]
 
 
 class Messenger:
@@ -111,15 +83,17 @@ class Messenger:
         self._comm = comm.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._receiver = receiver
+        self._link: Link | None = None
         self._queue: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._close_by: float | None = None
         self._outgoing: list[_Outgoing] = []
         self._incoming: list[_Incoming] = []
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
         self._lost: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="messenger", daemon=True)
         self.failure: BaseException | None = None
+        self.bytes_sent = 0  # of messages and buffers, as handed to MPI until now
 
     @property
     def ranks(self) -> int:
@@ -127,6 +101,12 @@ class Messenger:
 
     def start(self) -> None:
         self._thread.start()
+
+    def limit(self, gbps: float) -> None:
+        """From now on what this rank sends to others passes at most at this rate (10^9 bits a second, above 0). Call it
+        once at most.
+        """
+        self._link = Link(gbps)
 
     def send(self, rank: int, message: Any) -> Future:
         """Send a small picklable message. The future ends when it has left, with PeerLost if it never will."""
@@ -140,11 +120,13 @@ class Messenger:
         return outgoing.done
 
     def close(self, deadline_s: float = 2.0) -> bool:
-        """Send what is queued, then stop receiving. False if the deadline came first: MPI must not be finalised."""
+        """Send what is queued, then stop receiving. False if the deadline came first, or buffers are still on their way
+        to this rank: MPI must not be finalised.
+        """
         self._close_by = time.monotonic() + deadline_s
         self._wake.set()
         self._thread.join(deadline_s + 1.0)
-        return not self._thread.is_alive() and not self._outgoing
+        return not (self._thread.is_alive() or self._outgoing or self._incoming)
 
     # All below runs on the messenger's thread.
 
@@ -152,12 +134,13 @@ class Messenger:
         try:
             for rank in range(self._comm.Get_size()):
                 if rank != self._comm.Get_rank():
-                    self._peers[rank] = _Peer(self._comm, rank)
+                    self._peers[rank] = Peer(self._comm, rank)
             sleep = SHORTEST_SLEEP_S
             while not self._closed():
-                moved = self._post_queued() + self._poll_outgoing() + self._poll_peers() + self._poll_incoming()
+                moved = self._post_queued() + self._send_due()
+                moved += self._poll_outgoing() + self._poll_peers() + self._poll_incoming()
                 sleep = SHORTEST_SLEEP_S if moved else min(sleep * 1.3, LONGEST_SLEEP_S)
-                if self._wake.wait(sleep):
+                if self._wake.wait(self._until_due(sleep)):
                     self._wake.clear()
             for peer in self._peers.values():
                 peer.cancel()
@@ -190,21 +173,43 @@ class Messenger:
         return posted
 
     def _post(self, outgoing: _Outgoing) -> None:
-        sizes = [buffer.nbytes for buffer in outgoing.buffers]
-        body = pickle.dumps((outgoing.message, sizes), pickle.HIGHEST_PROTOCOL)
-        prefix = _PREFIX.pack(len(body))
-        parts = [(CONTROL_TAG, [prefix + body, MPI.BYTE])]
-        if len(body) > INLINE_BYTES:
-            parts = [(CONTROL_TAG, [prefix, MPI.BYTE]), (BODY_TAG, [body, MPI.BYTE])]
-        parts += [(BUFFER_TAG, _bytes_view(buffer)) for buffer in outgoing.buffers]
+        link = self._link  # which limit() may set now
+        parts = outgoing_parts(outgoing.message, outgoing.buffers, UNCUT if link is None else link.piece)
+        if link is None:
+            for tag, part in parts:
+                self._send(outgoing, tag, part)
+            return
+        outgoing.waiting = len(parts)
+        now = time.monotonic()
         for tag, part in parts:
-            outgoing.keep.append(part)
-            outgoing.requests.append(self._comm.Isend(part, outgoing.rank, tag))
+            link.put(now, outgoing.rank, len(part[0]), (outgoing, tag, part), urgent=tag != BUFFER_TAG)
+
+    def _send(self, outgoing: _Outgoing, tag: int, part: list) -> None:
+        outgoing.keep.append(part)
+        outgoing.requests.append(self._comm.Isend(part, outgoing.rank, tag))
+        self.bytes_sent += len(part[0])
+
+    def _send_due(self) -> int:
+        """Send what the link lets go now; returns how many parts."""
+        sent = 0
+        while self._link is not None and (due := self._link.pop(time.monotonic())) is not None:
+            outgoing, tag, part = due
+            sent += 1
+            try:
+                self._send(outgoing, tag, part)
+                outgoing.waiting -= 1
+            except MPI.Exception:
+                self._lose(outgoing.rank)
+        return sent
+
+    def _until_due(self, sleep: float) -> float:
+        """How long to sleep, at most so long, if the link lets something go before."""
+        due = self._link.due() if self._link is not None else None
+        return sleep if due is None else min(sleep, max(due - time.monotonic(), 0.0))
 
     def _poll_outgoing(self) -> int:
         return self._poll_transfers(
             self._outgoing,
-            lambda o: o.rank,
             lambda o: o.done.set_result(None),
             lambda o: o.done.set_exception(PeerLost(f"rank {o.rank} is lost")),
         )
@@ -212,23 +217,22 @@ class Messenger:
     def _poll_incoming(self) -> int:
         return self._poll_transfers(
             self._incoming,
-            lambda i: i.source,
-            lambda i: self._receiver.on_buffers(i.source, i.header, i.placed) if i.placed is not None else None,
+            lambda i: self._receiver.on_buffers(i.rank, i.header, i.placed) if i.placed is not None else None,
             lambda i: None,
         )
 
-    def _poll_transfers(self, transfers: list, peer_of, on_done, on_lost) -> int:
+    def _poll_transfers(self, transfers: list, on_done: Callable, on_lost: Callable) -> int:
         """Drop from the list, in place, what is complete or lost; returns how many were."""
         remaining = []
         for transfer in transfers:
             try:
-                complete = MPI.Request.Testall(transfer.requests)
+                complete = transfer.complete()
             except MPI.Exception:
-                self._lose(peer_of(transfer))
+                self._lose(transfer.rank)
                 complete = False
             if complete:
                 on_done(transfer)
-            elif peer_of(transfer) in self._lost:
+            elif transfer.rank in self._lost:
                 on_lost(transfer)
             else:
                 remaining.append(transfer)
@@ -247,7 +251,7 @@ class Messenger:
                 self._lose(peer.rank)
         return moved
 
-    def _dispatch(self, source: int, message: Any, sizes: list[int]) -> None:
+    def _dispatch(self, source: int, message: Any, sizes: list[int], piece: int) -> None:
         if not sizes:
             self._receiver.on_message(source, message)
             return
@@ -255,13 +259,15 @@ class Messenger:
         if placed is not None and [a.nbytes for a in placed] != sizes:
             raise ValueError(f"{message} announces buffers of {sizes} bytes, placed in {[a.nbytes for a in placed]}")
         # Buffers nobody wants must still be received, or they would be taken for the next ones.
-        targets = [_bytes_view(a) for a in placed or [np.empty(size, np.uint8) for size in sizes]]
-        requests = [self._comm.Irecv(target, source, BUFFER_TAG) for target in targets]
-        self._incoming.append(_Incoming(source, message, placed, requests, targets))
+        targets = [part for a in placed or [np.empty(size, np.uint8) for size in sizes] for part in pieces(a, piece)]
+        requests = deque(self._comm.Irecv(target, source, BUFFER_TAG) for target in targets)
+        self._incoming.append(_Incoming(source, message, placed, requests=requests, keep=targets))
 
     def _lose(self, rank: int) -> None:
         if rank in self._lost:
             return
         self._lost.add(rank)
         self._peers.pop(rank, None)
+        if self._link is not None:
+            self._link.drop(rank)
         self._receiver.on_lost(rank)

@@ -14,7 +14,8 @@ class ClusterConfig:
     instances.
 
     tp: devices of each stage; dram_mib: MiB of DRAM that each stage lends to the KVCache pool; device_kv_tokens: tokens
-    of KVCache that a decoding instance holds in device memory; request_timeout in seconds from arrival.
+    of KVCache that a decoding instance holds in device memory; request_timeout in seconds from arrival; link_gbps: the
+    modelled rate of what an instance's rank sends, None for as fast as it goes.
     """
 
     model: str
@@ -29,6 +30,7 @@ class ClusterConfig:
     dram_mib: int
     device_kv_tokens: int
     max_batch: int
+    link_gbps: float | None
     request_timeout: float
     ttft_slo: float
     tbt_slo: float

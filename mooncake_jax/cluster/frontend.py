@@ -35,6 +35,9 @@ class ServingLimits:
         low, high = min(request.prompt_ids), max(request.prompt_ids)
         if low < 0 or high >= self.vocab_size:
             return f"token id {low if low < 0 else high} is out of the vocabulary of {self.vocab_size}"
+        for stop in request.stop_ids:
+            if not 0 <= stop < self.vocab_size:
+                return f"stop token id {stop} is out of the vocabulary of {self.vocab_size}"
         if tokens + request.output_length > self.device_kv_tokens:
             needed = tokens + request.output_length
             return f"its {needed} tokens of KVCache exceed --device_kv_tokens={self.device_kv_tokens}"

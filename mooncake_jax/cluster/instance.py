@@ -51,6 +51,8 @@ class InstanceRank(Rank):
         if setup is None:
             return self._early_end()
         self.nodes = setup.config.nodes
+        if setup.config.link_gbps is not None:
+            self.messenger.limit(setup.config.link_gbps)
         try:
             actor, self.hardware, ready = become(self, setup)
         except Exception as error:

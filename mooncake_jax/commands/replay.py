@@ -71,6 +71,9 @@ def _define() -> None:
     )
     flags.DEFINE_integer("max_batch", 16, "most requests that an instance decodes at once", **kwargs)
     flags.DEFINE_float(
+        "link_gbps", None, "model slow links: what an instance's rank sends passes at this rate, in Gbps", **kwargs
+    )
+    flags.DEFINE_float(
         "ttft_slo", math.inf, "reject what is predicted to take longer to its first token, seconds", **kwargs
     )
     flags.DEFINE_float("tbt_slo", math.inf, "reject what is predicted to take longer between tokens, seconds", **kwargs)
@@ -146,6 +149,8 @@ def _check_flags() -> None:
     for name in ("ttft_slo", "tbt_slo", "request_timeout"):
         if not FLAGS[name].value > 0:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be above 0 seconds")
+    if FLAGS.link_gbps is not None and not 0 < FLAGS.link_gbps < math.inf:
+        raise UsageError(f"--link_gbps={FLAGS.link_gbps}: it must be above 0; leave it out for no limit")
     if math.isinf(FLAGS.request_timeout):
         raise UsageError("--request_timeout=inf: every request needs a deadline; name a number of seconds")
 

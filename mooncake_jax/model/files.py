@@ -37,9 +37,18 @@ def shown(value: Any) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the JSON file at path. Raises UsageError naming the file."""
+    """The object in the JSON file at path. Raises UsageError naming the file, and a key that has two values in it."""
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        for key, value in pairs:
+            if value is not fields[key] and value != fields[key]:  # NaN differs from itself
+                two = f"both {shown(value)} and {shown(fields[key])}"
+                raise UsageError(f"{path}: {shown(key)} is {two}; correct the file or fetch the model again")
+        return fields
+
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=object_of)
         json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is a text that nothing else can take
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; a model's folder needs this file") from None

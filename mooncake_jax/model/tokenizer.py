@@ -82,8 +82,7 @@ class Tokenizer:
             ends |= {bpe.token_to_id(named["eos_token"])}
         try:
             return cls(bpe, frozenset(ends - {None}), _template(folder, config), named)
-        # SyntaxError is Python's: Jinja compiles to it, and it allows fewer nested blocks.
-        except (jinja2.TemplateSyntaxError, RecursionError, SyntaxError) as error:
+        except Exception as error:  # Jinja's own, and Python's: Jinja compiles to it, and computes what is constant
             raise UsageError(
                 f"{folder}: the chat template is broken ({_first_line(error)}); fetch the model again"
             ) from None
@@ -112,7 +111,9 @@ class Tokenizer:
         return self._bpe.decode(list(ids), skip_special_tokens=True)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Renders messages (role, content) up to where the assistant answers. Raises UsageError if they do not fit."""
+        """Renders messages (role, content) up to where the assistant answers. Raises UsageError if they do not fit, or
+        the template itself is at fault.
+        """
         if self._template is None:
             raise UsageError("this model has no chat template; give a prompt instead of messages")
         for message in messages:
@@ -121,7 +122,11 @@ class Tokenizer:
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._named)
         except jinja2.TemplateError as error:
-            raise UsageError(f"messages do not fit the chat template ({error}); give it turns that it knows") from None
+            problem = f"messages do not fit the chat template ({_first_line(error)})"
+            raise UsageError(f"{problem}; give it turns that it knows") from None
+        except Exception as error:  # a template computes, and so can go wrong in any way
+            problem = f"the chat template fails on these messages ({type(error).__name__}: {_first_line(error)})"
+            raise UsageError(f"{problem}; give a prompt instead of messages, or correct the template") from None
 
 
 def _bpe_of_gguf(field: Mapping[str, Any]) -> tokenizers.Tokenizer:

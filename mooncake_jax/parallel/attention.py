@@ -2,11 +2,14 @@
 
 The tiled scans of model/attention.py run anywhere and are the reference. On CPUs prefill cuts a chunk's queries into
 blocks, so that each block leaves out the tiles behind it, and decoding works on whole rows of a page with all KV heads
-in them. On GPUs prefill in bfloat16 is cuDNN's. Whatever is chosen equals the reference within rounding; the choice is
-made when a step is compiled. Knows nothing of models and requests.
+in them. On GPUs prefill in bfloat16 is cuDNN's. On TPUs decoding is a Pallas kernel (tpu_attention.py); prefill is the
+blocks: plain products and a loop, which XLA compiles there as it stands. Whatever is chosen equals the reference within
+rounding; the choice is made when a step is compiled. Knows nothing of models and requests.
 
 Legend: B batch, T query tokens, S context tokens, N pages, P pages a request, H query heads, K KV heads, D head dim.
 """
+
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +32,18 @@ def attend_pages(q: jax.Array, pages: jax.Array, block_table: jax.Array, lengths
     """Attention of one query a request over its pages: paged_attention's contract, by platform."""
     if jax.default_backend() == "cpu" and pages.shape[3] <= _MOST_MERGED_HEADS:
         return merged_paged_attention(q, pages, block_table, lengths)
+    if jax.default_backend() == "tpu" and (kernel := _tpu_attention()) and kernel.reads_in_place(pages):
+        return kernel.tpu_paged_attention(q, pages, block_table, lengths)
     return paged_attention(q, pages, block_table, lengths)
+
+
+def _tpu_attention() -> ModuleType | None:
+    """The TPU's kernel, imported only where it is used; None where JAX comes without Pallas for TPUs."""
+    try:
+        from mooncake_jax.parallel import tpu_attention
+    except ImportError:
+        return None
+    return tpu_attention
 
 
 def blocked_attention(q: jax.Array, kv: jax.Array, start: jax.Array) -> jax.Array:

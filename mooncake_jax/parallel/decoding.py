@@ -21,7 +21,7 @@ from mooncake_jax.model.attention import pages_per_tile
 from mooncake_jax.model.layers import rotary_table
 from mooncake_jax.model.llama import Embedder
 from mooncake_jax.model.loading import LoadedModel, Params
-from mooncake_jax.model.sampling import SamplingRows, logprobs, sample
+from mooncake_jax.model.sampling import NO_TOKEN, SamplingRows, logprobs, sample
 from mooncake_jax.parallel.attention import attend_pages
 from mooncake_jax.request import Sampling, TokenLogprobs
 
@@ -43,6 +43,11 @@ class _Running:
     sampling: Sampling
     outputs: int = 1  # output tokens so far, the first one included
     logprobs: TokenLogprobs | None = None  # of the newest token
+
+    @property
+    def finite(self) -> bool:
+        """Whether its KV is known to hold numbers: a step has read all of it, and found them."""
+        return self.outputs > 1 and self.token != NO_TOKEN
 
 
 class _Rows(NamedTuple):
@@ -183,7 +188,10 @@ class DecodingEngine:
 
     def leave(self, request_id: int) -> None:
         """Takes a request out of the batch and frees its pages. Raises KeyError if it is not in it."""
-        self._free.extend(reversed(self._running.pop(request_id).pages))
+        request = self._running.pop(request_id)
+        if not request.finite:
+            self._clear(request.pages)
+        self._free.extend(reversed(request.pages))
         self._rows = None
 
     def check(self) -> None:
@@ -215,6 +223,12 @@ class DecodingEngine:
                 f"request {request_id}: max_context_tokens is {max_context_tokens}; with a prompt of {tokens} tokens "
                 f"it must lie within {tokens + 1} and {config.max_context}, the model's context"
             )
+
+    def _clear(self, pages: Sequence[int]) -> None:
+        """Attention multiplies what is behind a request's end in its pages by 0, which makes NaN of what is NaN."""
+        config = self._model.config
+        layer = np.zeros((2, len(pages) * self._page, config.num_kv_heads, config.head_dim), self._model.dtype)
+        self._fill(pages, np.broadcast_to(layer, (config.num_layers, *layer.shape)))
 
     def _fill(self, pages: Sequence[int], kv: np.ndarray) -> None:
         """Copies a prompt's KV into pages, layer by layer; their number is padded so that few shapes are compiled."""

@@ -4,6 +4,7 @@ Knows nothing of what the objects mean.
 """
 
 import codecs
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from mooncake_jax.workload.checks import shown
 def read_objects(path: str | os.PathLike, limit: int | None = None) -> Iterator[tuple[int, dict]]:
     """Yields (line number from 1, object) for the first `limit` lines (None: all); blank lines are passed over.
 
-    Raises UsageError for a file that cannot be read or holds no line, and for a line that is no JSON object in UTF-8.
+    Raises UsageError for a file that cannot be read or holds no line, and for a line that is no JSON object in UTF-8 or
+    gives a key twice.
     """
     found = 0
     try:
@@ -47,7 +49,7 @@ def field_error(path: str | os.PathLike, number: int, field: str, value: object,
 
 def _parse(path: str | os.PathLike, number: int, line: bytes) -> dict:
     try:
-        value = json.loads(line.decode("utf-8"))
+        value = json.loads(line.decode("utf-8"), object_pairs_hook=functools.partial(_keys_once, path, number))
     except UnicodeDecodeError as error:
         raise line_error(path, number, f"not UTF-8 (at byte {error.start + 1} of the line); save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -56,3 +58,12 @@ def _parse(path: str | os.PathLike, number: int, line: bytes) -> dict:
     if not isinstance(value, dict):
         raise line_error(path, number, f"{shown(value)} is no JSON object; write one {{...}} a line")
     return value
+
+
+def _keys_once(path: str | os.PathLike, number: int, pairs: list[tuple[str, object]]) -> dict:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise line_error(path, number, f"key {shown(twice)} is given twice; keep one")
+    return fields
