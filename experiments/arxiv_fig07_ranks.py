@@ -1,0 +1,134 @@
+"""The two ranks of arxiv_fig07.py: rank 0 prefills and stores, rank 1 receives. Rank 0 prints its figures as JSON.
+
+The engine, the block store, the layer-wise export and the messenger are those of the cluster. Arguments: model,
+model_dir, prefill_chunk, share, repeats, lengths.
+"""
+
+import json
+import statistics
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from mooncake_jax.cache.messenger import Messenger
+from mooncake_jax.cache.pool import Block
+from mooncake_jax.cache.store import BlockLayout, BlockStore
+from mooncake_jax.cluster.export import Export
+from mooncake_jax.model.catalog import DEFAULT_MODEL_DIR, resolve
+from mooncake_jax.model.loading import load_model
+from mooncake_jax.parallel.compiling import enable_compile_cache
+from mooncake_jax.parallel.prefill import PrefillEngine
+from mooncake_jax.request import Request
+from mooncake_jax.sched.messages import RunPrefill
+
+BLOCK = 64  # tokens
+
+
+class Receiving:
+    """What arrives goes into fresh memory, as in a decoding instance."""
+
+    def __init__(self, layout: BlockLayout):
+        self._layout = layout
+
+    def on_message(self, source, message) -> None: ...
+
+    def place(self, source, header):
+        shape = (header.tokens, self._layout.kv_heads, self._layout.head_dim)
+        return [np.empty(shape, self._layout.raw) for _ in range(2)]
+
+    def on_buffers(self, source, header, buffers) -> None: ...
+
+    def on_lost(self, rank: int) -> None: ...
+
+
+class ToRankOne:
+    """Links of the export, to the one other node there is."""
+
+    def __init__(self, messenger: Messenger):
+        self._messenger = messenger
+
+    def send_buffers(self, node: str, header, buffers) -> Future:
+        return self._messenger.send_buffers(1, header, buffers)
+
+
+class Experiment:
+    def __init__(self, engine: PrefillEngine, vocabulary: int, layout: BlockLayout, longest: int):
+        self.engine, self._layout, self._vocabulary = engine, layout, vocabulary
+        self._store = BlockStore(-(-longest // BLOCK), layout)
+        self._thread = ThreadPoolExecutor(1, "export")
+        self._dispatch = 0
+
+    def prompt(self, tokens: int) -> np.ndarray:
+        return np.random.default_rng(tokens).integers(0, self._vocabulary, tokens)
+
+    def computed(self, tokens: int) -> float:
+        """Seconds of a prefill that stores nothing."""
+        ids, begun = self.prompt(tokens), time.monotonic()
+        self.engine.prefill(ids)
+        return time.monotonic() - begun
+
+    def stored(self, tokens: int, links: ToRankOne, layer_wise: bool) -> float:
+        """Seconds of a prefill that stores and sends its KVCache as it comes, or all of it in the end."""
+        ids, export, kept = self.prompt(tokens), self._export(tokens, links), []
+        begun = time.monotonic()
+        self.engine.prefill(ids, on_layer=export.on_layer if layer_wise else lambda *piece: kept.append(piece))
+        for piece in kept:
+            export.on_layer(*piece)
+        export.finish()
+        return time.monotonic() - begun
+
+    def _export(self, tokens: int, links: ToRankOne) -> Export:
+        self._dispatch += 1
+        blocks = tuple(Block(bytes([0]), slot) for slot in range(tokens // BLOCK))
+        self._store.claim(blocks)
+        everything = frozenset(range(len(blocks)))
+        run = RunPrefill(self._dispatch, Request("", 0.0, tokens, 1), "decode0", blocks, 0, tuple(everything))
+        return Export(run, 0, everything, self._store, 0, links, self._thread)
+
+
+def main(model: str, model_dir: str, chunk: str, share: str, repeats: str, *lengths: str) -> None:
+    comm, tokens = MPI.COMM_WORLD, [int(length) for length in lengths]
+    enable_compile_cache(DEFAULT_MODEL_DIR / "compiled")
+    loaded = load_model(resolve(model, Path(model_dir)), "float32")
+    config = loaded.config
+    layout = BlockLayout(config.num_layers, BLOCK, config.num_kv_heads, config.head_dim, "float32")
+    experiment, gbps = None, None
+    if comm.rank == 0:
+        experiment = Experiment(PrefillEngine(loaded, int(chunk)), config.vocab_size, layout, max(tokens))
+        experiment.engine.warm_up(max(tokens))
+        experiment.computed(max(tokens))
+        gbps = max(tokens) * layout.bytes_per_token * 8e-9 / (float(share) * experiment.computed(max(tokens)))
+    del loaded
+    gbps = comm.bcast(gbps)
+    messenger = Messenger(comm, Receiving(layout))
+    messenger.limit(gbps)
+    messenger.start()
+    if experiment is not None:
+        figures = measure(experiment, ToRankOne(messenger), tokens, int(repeats))
+        print(
+            json.dumps({"link_gbps": gbps, "bytes_per_token": layout.bytes_per_token, "lengths": figures}), flush=True
+        )
+    comm.barrier()
+    messenger.close()
+
+
+def measure(experiment: Experiment, links: ToRankOne, tokens: list[int], repeats: int) -> dict[int, dict[str, float]]:
+    """By length the median seconds of each way, measured in turns."""
+    figures = {}
+    for length in tokens:
+        ways = {
+            "computed": lambda length=length: experiment.computed(length),
+            "serialized": lambda length=length: experiment.stored(length, links, layer_wise=False),
+            "layer-wise": lambda length=length: experiment.stored(length, links, layer_wise=True),
+        }
+        turns = [{way: run() for way, run in ways.items()} for _ in range(repeats)]
+        figures[length] = {way: statistics.median(turn[way] for turn in turns) for way in ways}
+        print(f"{length} tokens: {figures[length]}", file=sys.stderr, flush=True)
+    return figures
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,80 @@
+"""experiments/: that they run on a tiny model and say what they found, and their models by hand. Never how fast."""
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import DATA
+
+FOLDER = Path(__file__).parent.parent / "experiments"
+
+
+@pytest.fixture
+def storing(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("storing")
+
+
+def run(*arguments):
+    command = [sys.executable, str(FOLDER / "arxiv_fig07.py"), f"--model={DATA / 'tiny-llama2'}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_serialized_storing_takes_all_bytes_after_the_prefill(storing):
+    assert storing.serialized_s(300.0, 100.0) == 3.0
+
+
+def test_layer_wise_storing_adds_the_last_layer_where_the_link_keeps_up(storing):
+    # Two chunks of two layers: a layer computes for 1 s and sends for 0.5 s.
+    assert storing.layer_wise_s([2.0, 2.0], [100.0, 100.0], 2, 100.0) == 0.5
+
+
+def test_layer_wise_storing_adds_what_a_slow_link_has_left(storing):
+    # Computed at 1, 2, 3, 4 s; each takes the link 2 s, from 1 s on: until 9 s.
+    assert storing.layer_wise_s([2.0, 2.0], [400.0, 400.0], 2, 100.0) == 5.0
+    # The second chunk's computation leaves time to catch up: sent at 1..5, then at 11, 12..14 as each comes.
+    assert storing.layer_wise_s([2.0, 20.0], [400.0, 400.0], 2, 100.0) == 2.0
+
+
+def test_the_reports_machine_stores_in_time_layer_by_layer(storing):
+    serialized, layer_wise = storing.a800_added_s(128_000)
+    assert serialized == pytest.approx(128_000 * 80 * 2 * 8 * 128 * 2 / 87e9)
+    assert layer_wise < 0.01 * serialized
+    assert storing.a800_prefill_s(128 * 1024) == pytest.approx(27.4, rel=0.02)
+
+
+def test_figure_7_is_measured_simulated_and_compared(tmp_path):
+    done = run("--lengths=256,64", "--prefill_chunk=64", "--repeats=1", f"--out={tmp_path / 'out'}")
+    assert done.returncode == 0, done.stderr
+    series = json.loads((tmp_path / "out" / "arxiv_fig07.json").read_text())
+    assert {name: [row["tokens"] for row in rows] for name, rows in series.items()} == {
+        "measured": [64, 256],
+        "simulated A800": [8000, 16000, 32000, 64000, 128000],
+        "report": [8000, 16000, 32000, 64000, 128000],
+    }
+    assert series["report"][-1]["serialized"] == 0.8656
+    # The link takes 0.8 of the computation for the longest, whatever the machine.
+    assert all(row["computed"] > 0 and row["serialized"] > 0 for row in series["measured"])
+    assert "claim: layer-wise adds at most 15%" in done.stdout
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    assert (tmp_path / "out" / "arxiv_fig07.png").exists() == drawn == ("no picture" not in done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        ("--lengths=10,x", "--lengths=10,x: name numbers of tokens from 1 to the model's context of 2048"),
+        ("--share=0", "--share=0.0: it must be above 0"),
+        ("--out=/dev/null/x", "--out=/dev/null/x: Not a directory"),
+        ("extra", "'extra' is no flag"),
+    ],
+)
+def test_bad_flags_end_with_one_line(tmp_path, flag, complaint):
+    done = run("--lengths=64", f"--out={tmp_path}", flag)
+    assert done.returncode == 2
+    assert done.stderr.startswith("experiments/arxiv_fig07.py: ") and complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
