@@ -1,10 +1,9 @@
 """mooncake-jax plan: what a model costs on a cluster's devices, without its weights and without the devices.
 
-Compiles prefill and decoding for virtual CPU devices (parallel/plan.py) and prints bytes and FLOPs of one device, and
-all devices' FLOPs beside the paper's formula.
+Compiles the engine's prefill and a decoding step for virtual CPU devices (parallel/plan.py) and prints bytes and FLOPs
+of one device, and all devices' FLOPs beside the paper's formula.
 """
 
-import math
 import os
 import resource
 import sys
@@ -21,13 +20,14 @@ from mooncake_jax.model.config import DTYPE_BYTES, LlamaConfig
 from mooncake_jax.model.dummy import PREFIX, DummyModel
 from mooncake_jax.model.files import read_json
 from mooncake_jax.model.sources import open_source
-from mooncake_jax.parallel.mesh import MeshShape, make_mesh
+from mooncake_jax.parallel.mesh import MeshShape
 
 if TYPE_CHECKING:
+    from mooncake_jax.parallel.pipeline import PipelineModel
     from mooncake_jax.parallel.plan import StepPlan
-    from mooncake_jax.parallel.sharding import StagedModel
 
 FLAGS = flags.FlagValues()
+_CHUNK = 8192  # tokens, unless --prefill_chunk says otherwise
 _WIDTH = 120  # where there is no terminal to ask
 
 
@@ -39,7 +39,9 @@ def _define() -> None:
     flags.DEFINE_integer("pp", 1, "pipeline stages", **kwargs)
     flags.DEFINE_integer("tp", 1, "devices of a stage, which share every layer by tensor parallelism", **kwargs)
     flags.DEFINE_integer("prompt", 8192, "tokens to prefill", **kwargs)
-    flags.DEFINE_integer("prefill_chunk", None, "tokens that prefill computes at once (default: all)", **kwargs)
+    flags.DEFINE_integer(
+        "prefill_chunk", None, f"tokens that prefill computes at once (default: all, up to {_CHUNK})", **kwargs
+    )
     flags.DEFINE_integer("batch", 16, "requests of a decoding step", **kwargs)
     flags.DEFINE_integer("context", 8192, "tokens of context of each request in decoding", **kwargs)
     flags.DEFINE_enum("dtype", "bfloat16", list(DTYPE_BYTES), "type of weights and KVCache", **kwargs)
@@ -60,16 +62,16 @@ def main(arguments: list[str]) -> int:
     import jax.numpy as jnp
 
     from mooncake_jax.parallel import plan
-    from mooncake_jax.parallel.sharding import abstract_staged_model
+    from mooncake_jax.parallel.pipeline import abstract_pipeline
 
-    _check_largest(plan.MOST_TOKENS, plan.MOST_PAGES)
-    chunk = _chunk()
+    _check_largest()
+    chunk = FLAGS.prefill_chunk or min(FLAGS.prompt, _CHUNK)
     # Only now: JAX must start with this many devices.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", shape.devices)
-    model = abstract_staged_model(config, jnp.dtype(FLAGS.dtype), make_mesh(shape))
+    model = abstract_pipeline(config, jnp.dtype(FLAGS.dtype), shape)
     prefill = plan.plan_prefill(model, FLAGS.prompt, chunk)
-    _print_plan(model, prefill, plan.plan_decoding(model, FLAGS.batch, FLAGS.context), FLAGS.prompt // chunk)
+    _print_plan(model, prefill, plan.plan_decoding(model, FLAGS.batch, FLAGS.context), chunk)
     return 0
 
 
@@ -96,50 +98,37 @@ def _check_positive() -> None:
             raise UsageError(f"--{name}={value}: it must be at least 1")
 
 
-def _check_largest(tokens: int, pages: int) -> None:
-    """Raises UsageError where a request would have more tokens, or a decoding step more pages."""
-    from mooncake_jax.parallel.plan import pages_for
+def _check_largest() -> None:
+    """Raises UsageError where a request would have too many tokens, or a chunk, or a decoding step too many pages."""
+    from mooncake_jax.parallel.plan import MOST_CHUNK, MOST_PAGES, MOST_TOKENS, pages_for
 
     for name in ("prompt", "context"):
-        if FLAGS[name].value > tokens:
-            raise UsageError(f"--{name}={FLAGS[name].value}: positions are int32; use at most {tokens} tokens")
-    most = pages // pages_for(FLAGS.context)
+        if FLAGS[name].value > MOST_TOKENS:
+            raise UsageError(f"--{name}={FLAGS[name].value}: positions are int32; use at most {MOST_TOKENS} tokens")
+    if FLAGS.prefill_chunk is not None and FLAGS.prefill_chunk > MOST_CHUNK:
+        raise UsageError(
+            f"--prefill_chunk={FLAGS.prefill_chunk}: it takes too long to compile; use at most {MOST_CHUNK} tokens"
+        )
+    most = MOST_PAGES // pages_for(FLAGS.context)
     if FLAGS.batch > most:
         raise UsageError(
             f"--batch={FLAGS.batch}: the ids of its pages are int32; use at most {most} with --context={FLAGS.context}"
         )
 
 
-def _chunk() -> int:
-    """Tokens of a chunk of prefill."""
-    prompt, chunk = FLAGS.prompt, FLAGS.prefill_chunk or FLAGS.prompt
-    if prompt % chunk:
-        raise UsageError(
-            f"--prefill_chunk={chunk} does not divide --prompt={prompt}; "
-            f"use a divisor of it such as {_largest_divisor(prompt, chunk)}"
-        )
-    return chunk
-
-
-def _largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of a number that does not exceed the limit, which is at least 1."""
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return max(size for divisor in small for size in (divisor, number // divisor) if size <= limit)
-
-
-def _print_plan(model: "StagedModel", prefill: "StepPlan", decoding: "StepPlan", chunks: int) -> None:
+def _print_plan(model: "PipelineModel", prefill: "StepPlan", decoding: "StepPlan", chunk: int) -> None:
     from mooncake_jax.parallel.plan import PAPER_B, linear_factor
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    config, steps = model.config, (prefill, decoding)
-    layers = sorted({len(stage) for stage in model.stages})
-    a = 2 * (1 + 1 / chunks) * config.num_heads * config.head_dim / config.hidden_size
+    config, steps = model.held[0].config, (prefill, decoding)
+    layers = sorted({len(stage) for stage in model.layers})
+    heads = config.num_heads * config.head_dim / config.hidden_size
     lines = [
         f"{FLAGS.model}: {config.parameters:,} parameters in {FLAGS.dtype}, {config.num_layers} layers",
         f"pp={FLAGS.pp} ({' or '.join(map(str, layers))} layers a stage), tp={FLAGS.tp}; "
-        f"prefill of {FLAGS.prompt} tokens in chunks of {FLAGS.prompt // chunks}; "
+        f"prefill of {FLAGS.prompt} tokens in chunks of {chunk}; "
         f"decoding of {FLAGS.batch} requests at {FLAGS.context} tokens",
     ]
     table = Table("", "prefill", "decoding step", box=None, pad_edge=False)
@@ -156,8 +145,9 @@ def _print_plan(model: "StagedModel", prefill: "StepPlan", decoding: "StepPlan",
     ]
     notes = [
         f"l (a n^2 d + b n d^2): b = {linear_factor(config):g} by the configuration; in decoding n^2 is batch x "
-        "context. The head is apart.",
-        f"a = {a:g} is the count with whole chunks; the engine skips masked tiles, which brings a near 2.",
+        f"context and a = {4 * heads:g}. The head is apart.",
+        f"In prefill a = {2 * heads:g}, as the engine skips what is masked; it computes tiles that are masked in part, "
+        "and what pads the last chunk, whole.",
         "FLOPs are products in the compiled programs, loops counted as often as they turn. Temporaries and collectives "
         "are those of XLA's CPU compiler, which widens much of bfloat16 to float32.",
         f"lowered in {sum(step.lower_s for step in steps):.1f} s, compiled in "
@@ -167,11 +157,11 @@ def _print_plan(model: "StagedModel", prefill: "StepPlan", decoding: "StepPlan",
     console.print(table, *notes, sep="\n")
 
 
-def _add_device_rows(table: Table, model: "StagedModel", steps: "tuple[StepPlan, StepPlan]") -> None:
+def _add_device_rows(table: Table, model: "PipelineModel", steps: "tuple[StepPlan, StepPlan]") -> None:
     from mooncake_jax.parallel.sharding import device_bytes
 
-    parameters = _size(device_bytes((model.embedder, model.slots)))
-    table.add_row("one device" + (" (of the longest stages)" if len(set(map(len, model.stages))) > 1 else ""))
+    parameters = _size(max(device_bytes((stage.embedder, stage.layers)) for stage in model.held.values()))
+    table.add_row("one device" + (" (of the longest stages)" if len(set(map(len, model.layers))) > 1 else ""))
     table.add_row("  parameters", parameters, parameters)
     table.add_row("  KVCache", *(_size(step.kv_bytes) for step in steps))
     table.add_row("  temporaries", *(_size(step.temporary_bytes) for step in steps))

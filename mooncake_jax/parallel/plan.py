@@ -1,42 +1,46 @@
-"""What prefill and decoding of a model cost on a mesh, from programs that are compiled but never run.
+"""What prefill and decoding of a model cost on a pipeline's devices, from programs that are compiled but never run.
 
-The steps are lowered for jax.ShapeDtypeStructs, so that a model of any size is planned for without its weights. Costs
-are read from the compiled program of one device (hlo.py), whose loops turn as often as the compiler knows, because each
-program is made for one chunk at one place. They are compared with the paper's l (a n^2 d + b n d^2) (section 5.1).
-Attention computes a chunk whole, as the formula has it, where the engine skips tiles that are masked. Knows nothing of
-engines, requests or time.
+Prefill's programs are the engine's own (stage.py, boundary.py), compiled for jax.ShapeDtypeStructs, so that a model of
+any size is planned for without its weights. One layer is compiled and counted as often as a stage has layers. Costs are
+read from the compiled program of one device (hlo.py) and compared with the paper's l (a n^2 d + b n d^2) (section 5.1).
+Knows nothing of requests and time.
 
-Legend: T query tokens, S context tokens, B batch, N pages, K KV heads, D head dim, E width, V vocabulary.
+Legend: T query tokens, S context tokens, B batch, N pages, P pages a request, K KV heads, D head dim, E width.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mooncake_jax.model.attention import TILE, paged_attention, pages_per_tile, prefill_attention
+from mooncake_jax.model.attention import TILE, paged_attention, pages_per_tile
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.layers import rotary_table
 from mooncake_jax.model.llama import Params
+from mooncake_jax.model.loading import LoadedModel
+from mooncake_jax.model.sampling import SamplingRows
+from mooncake_jax.parallel.boundary import permute_program
 from mooncake_jax.parallel.hlo import COLLECTIVES, FLOPS, program_costs
-from mooncake_jax.parallel.mesh import PP
-from mooncake_jax.parallel.sharding import ACTIVATIONS, PAGES, PREFILL_KV, StagedModel, device_bytes, sharded
+from mooncake_jax.parallel.mesh import stage_mesh
+from mooncake_jax.parallel.pipeline import PipelineModel
+from mooncake_jax.parallel.prefill import chunk_buckets
+from mooncake_jax.parallel.sharding import BOUNDARY, PAGES, PREFILL_KV, device_bytes, sharded
+from mooncake_jax.parallel.stage import StagePrograms, stage_programs
 
 PAPER_B = 22  # what the paper takes for LLaMA2-70B
 PAGE = 16  # tokens
-MOST_TOKENS = 2**31 - TILE  # of a request: positions are int32, and so is their sum with a tile's width
+MOST_CHUNK = 2**15  # tokens: attention's program grows with the chunk, and takes seconds to compile for so many
+MOST_TOKENS = 2**31 - TILE - MOST_CHUNK  # of a request: positions are int32, those of a padded chunk's tiles too
 MOST_PAGES = 2**31 - 1  # of a decoding step: their ids are int32
-
-# Parameters of a layer, x [T, E] and the layer's KV on one stage -> x and KV.
-Layer = Callable[[Params, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class StepPlan:
     flops: int
     head_flops: int
     sent_bytes: dict[str, int]
-    total_flops: float
+    total_flops: int
     formula_flops: float
     paper_flops: float
     lower_s: float
@@ -69,32 +73,65 @@ class _Program:
     compile_s: float
 
 
-def plan_prefill(model: StagedModel, prompt: int, chunk: int) -> StepPlan:
-    """Prefill of prompt tokens, at most MOST_TOKENS, in chunks of chunk tokens, which must divide prompt.
+_Runs = list[tuple[_Program, Fraction | int]]  # programs, and how often each of them runs
 
-    Attention's work grows evenly from the first chunk to the last, so these two are compiled.
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """The devices whose programs are compiled: the last stage's, which also has both ends' parameters."""
+
+    model: LoadedModel
+    mesh: Mesh
+    programs: StagePrograms
+
+    def array(self, spec: P, dtype: jnp.dtype, *shape: int) -> jax.ShapeDtypeStruct:
+        return sharded(self.mesh, spec, shape, dtype)
+
+    def hidden(self, tokens: int) -> jax.ShapeDtypeStruct:
+        return self.array(P(), self.model.dtype, tokens, self.model.config.hidden_size)
+
+
+def plan_prefill(model: PipelineModel, prompt: int, chunk: int) -> StepPlan:
+    """Prefill of prompt tokens, at most MOST_TOKENS, in chunks of chunk tokens, at most MOST_CHUNK.
+
+    The formula's a is 2, since the engine skips tiles of keys that are masked. It computes those that are masked in
+    part, and what pads the last chunk, whole.
     """
-    config, chunks, size = model.config, prompt // chunk, _whole_tiles(prompt)
-    kv = _slots(model, PREFILL_KV, (2, size, config.num_kv_heads, config.head_dim))
-    starts = sorted({0, prompt - chunk})
-    ticks = [_compile_tick(model, prefill_layer(model, start, chunk), chunk, kv) for start in starts]
-    embedding, head = _compile_ends(model, chunk, 1)
-    costs = Counter({kind: (cost + ticks[-1].costs[kind]) * chunks // 2 for kind, cost in ticks[0].costs.items()})
-    pairs = chunk * chunk * chunks * (chunks + 1) // 2
-    sent = costs + head.costs + Counter({kind: cost * chunks for kind, cost in embedding.costs.items()})
-    return _step_plan(model, kv, costs[FLOPS], sent, (*ticks, embedding, head), prompt, pairs)
+    stage, runs = _last_stage(model), _chunk_runs(prompt, chunk)
+    config, dtype = stage.model.config, stage.model.dtype
+    size = _whole_tiles(max(start + bucket for start, bucket in runs))
+    kv = stage.array(PREFILL_KV, dtype, 2, size, config.num_kv_heads, config.head_dim)
+    layers = [(_compile_layer(stage, kv, start, bucket), times) for (start, bucket), times in runs.items()]
+    buckets = Counter()
+    for (_, bucket), times in runs.items():
+        buckets[bucket] += times
+    between = [
+        (program, times) for bucket, times in buckets.items() for program in _compile_between(model, stage, bucket)
+    ]
+    _, last = max(runs)
+    head = _compile(
+        stage.programs.finish, stage.model.embedder, stage.hidden(last), np.int32(0), SamplingRows.greedy(1)
+    )
+    return _step_plan(model, kv, layers, between, head, prompt, prompt * prompt / 2)
 
 
-def plan_decoding(model: StagedModel, batch: int, context: int) -> StepPlan:
+def plan_decoding(model: PipelineModel, batch: int, context: int) -> StepPlan:
     """One token for each of batch requests, which have context tokens each, at most MOST_TOKENS, the new one included;
-    their pages are at most MOST_PAGES.
+    their pages are at most MOST_PAGES. Of the head it has the logits, which every device of the last stage gets.
     """
-    config, columns = model.config, pages_for(context)
-    kv = _slots(model, PAGES, (batch * columns, 2, PAGE, config.num_kv_heads, config.head_dim))
-    step = _compile_tick(model, decoding_layer(model, batch, context, columns), batch, kv)
-    embedding, head = _compile_ends(model, batch, batch)
-    sent = step.costs + embedding.costs + head.costs
-    return _step_plan(model, kv, step.costs[FLOPS], sent, (step, embedding, head), batch, batch * context)
+    stage, columns = _last_stage(model), pages_for(context)
+    config, dtype = stage.model.config, stage.model.dtype
+    stored = jnp.dtype("uint16") if dtype.itemsize == 2 else dtype  # as the engine keeps it: see read_pages
+    pages = stage.array(PAGES, stored, batch * columns, 2, PAGE, config.num_kv_heads, config.head_dim)
+    whole = NamedSharding(stage.mesh, P())
+    layer = jax.jit(
+        decoding_layer(stage.model, batch, context), donate_argnums=(1, 2), out_shardings=(whole, pages.sharding)
+    )
+    layers = [(_compile(layer, stage.model.layers[0], stage.hidden(batch), pages), 1)]
+    between = [(program, 1) for program in _compile_between(model, stage, batch)]
+    logits = jax.jit(lambda params, x: nnx.merge(stage.model.embedder_def, params).decode(x), out_shardings=whole)
+    head = _compile(logits, stage.model.embedder, stage.hidden(batch))
+    return _step_plan(model, pages, layers, between, head, batch, batch * context)
 
 
 def pages_for(context: int) -> int:
@@ -109,61 +146,33 @@ def linear_factor(config: LlamaConfig) -> float:
     return (heads + 6 * config.intermediate_size) / config.hidden_size
 
 
-def formula_flops(config: LlamaConfig, tokens: int, pairs: int, b: float) -> float:
-    """l (4 pairs d + b tokens d^2), where pairs of a query and a key are n^2 if all are computed."""
+def formula_flops(config: LlamaConfig, tokens: int, pairs: float, b: float) -> float:
+    """l (4 pairs d + b tokens d^2), where pairs of a query and a key are n^2 (a = 4) if all are computed, and half of
+    it (a = 2) if masked ones are not.
+    """
     attention = 4 * pairs * config.num_heads * config.head_dim
     return config.num_layers * (attention + b * tokens * config.hidden_size**2)
 
 
-def pipeline_tick(model: StagedModel, layer: Layer) -> Callable:
-    """One tick: every stage runs its layers and passes its activations on to the next.
-
-    The function takes slots, x [pp, T, E] and each slot's KV [pp, ...]; gives each stage's output [pp, T, E], what
-    each stage receives for the next tick [pp, T, E] (zeros at the first), and the KV.
+def prefill_layer(programs: StagePrograms, start: int) -> Callable:
+    """The engine's function of a layer for chunks at position start alone, of which the compiler knows how often
+    attention's loops turn: parameters, x [T, E], kv [2, S, K, D] and the rotary table -> x, kv, the chunk's own.
     """
-    slots, pp = len(model.slots), len(model.stages)
-    held = np.array([[slot < len(stage) for slot in range(slots)] for stage in model.stages])
-    layer = jax.jit(layer)  # so that it is traced once, not once a slot
 
-    def tick(held: jax.Array, slots: tuple, x: jax.Array, kvs: tuple) -> tuple:
-        own_held, x, filled = held[0], x[0], []
-        for slot, inputs in enumerate(zip(slots, kvs, strict=True)):
-            params, kv = jax.tree.map(lambda leaf: leaf[0], inputs)
-            if len(model.stages) * (slot + 1) <= model.config.num_layers:
-                x, kv = layer(params, x, kv)
-            else:
-                x, kv = jax.lax.cond(own_held[slot], layer, lambda _, *same: same, params, x, kv)
-            filled.append(kv[None])
-        following = [(stage, stage + 1) for stage in range(pp - 1)]
-        received = jax.lax.ppermute(x, PP, following) if following else jnp.zeros_like(x)
-        return x[None], received[None], tuple(filled)
+    def layer(params: Params, x: jax.Array, kv: jax.Array, rotary: jax.Array) -> tuple:
+        return programs.layer(params, x, kv, rotary, np.int32(start))
 
-    # Not checked: attention's loop starts from zeros, which are the same on all stages, and ends with what is not.
-    specs = {"in_specs": P(PP), "out_specs": P(PP), "axis_names": {PP}, "check_vma": False}
-    sharded_tick = jax.shard_map(tick, mesh=model.mesh, **specs)
-    return lambda slots, x, kvs: sharded_tick(held, slots, x, kvs)
+    return jax.jit(layer, donate_argnums=(1, 2))
 
 
-def prefill_layer(model: StagedModel, start: int, tokens: int) -> Layer:
-    """A layer over the chunk at position start: x [tokens, E], kv [2, S, K, D]."""
+def decoding_layer(model: LoadedModel, batch: int, context: int) -> Callable:
+    """A layer over the newest of context tokens of each request: parameters, x [B, E], pages [B * P, 2, PAGE, K, D] in
+    the order of requests -> x, pages.
 
-    def layer(params: Params, x: jax.Array, kv: jax.Array) -> tuple[jax.Array, jax.Array]:
-        stored = {}
-
-        def attend(q: jax.Array, new: jax.Array) -> jax.Array:
-            stored["kv"] = jax.lax.dynamic_update_slice_in_dim(kv, new, start, axis=1)
-            return prefill_attention(q, stored["kv"], start)
-
-        rotary = rotary_table(model.config, start + jnp.arange(tokens))
-        return nnx.merge(model.layer_def, params)(x, rotary, attend), stored["kv"]
-
-    return layer
-
-
-def decoding_layer(model: StagedModel, batch: int, context: int, columns: int) -> Layer:
-    """A layer over the newest of context tokens: x [batch, E], pages [batch * columns, 2, PAGE, K, D] in order."""
-
-    last, row = divmod(context - 1, PAGE)
+    Not the engine's function, which is made for one device: on CPUs its attention takes a token's KV heads as one, for
+    several times the products, and cut over tp it would gather them. This one attends as the engine does elsewhere.
+    """
+    columns, (last, row) = pages_for(context), divmod(context - 1, PAGE)
 
     def layer(params: Params, x: jax.Array, pages: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Made by the program, not constants in it: they may be larger than this machine's memory.
@@ -171,7 +180,8 @@ def decoding_layer(model: StagedModel, batch: int, context: int, columns: int) -
         lengths = jnp.full(batch, context, jnp.int32)
         stored = {}
 
-        def attend(q: jax.Array, new: jax.Array) -> jax.Array:
+        def attend(q: jax.Array, kv: jax.Array) -> jax.Array:
+            new = jax.lax.bitcast_convert_type(kv, pages.dtype)
             stored["pages"] = pages.at[table[:, last], :, row].set(new.swapaxes(0, 1))
             return paged_attention(q, stored["pages"], table, lengths)
 
@@ -181,8 +191,25 @@ def decoding_layer(model: StagedModel, batch: int, context: int, columns: int) -
     return layer
 
 
-def _slots(model: StagedModel, spec: P, shape: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    return (sharded(model.mesh, spec, (len(model.stages), *shape), model.dtype),) * len(model.slots)
+def _last_stage(model: PipelineModel) -> _Stage:
+    last = len(model.layers) - 1
+    mesh = stage_mesh(model.mesh, last)
+    return _Stage(model.held[last], mesh, stage_programs(model.held[last], mesh))
+
+
+def _chunk_runs(prompt: int, chunk: int) -> dict[tuple[int, int], Fraction]:
+    """(position, padded tokens) of the chunks to compile -> how many of the prompt's each stands for.
+
+    Attention's work grows from one whole chunk to the next by the same amount, to within a tile, so that the first and
+    the last stand for half of them each.
+    """
+    (whole, rest), buckets = divmod(prompt, chunk), chunk_buckets(chunk)
+    runs = Counter()
+    for start in (0, (whole - 1) * chunk) if whole else ():
+        runs[start, buckets[-1]] += Fraction(whole, 2)
+    if rest:
+        runs[whole * chunk, next(bucket for bucket in buckets if bucket >= rest)] += Fraction(1)
+    return runs
 
 
 def _whole_tiles(tokens: int) -> int:
@@ -190,26 +217,20 @@ def _whole_tiles(tokens: int) -> int:
     return tokens if tokens <= TILE else -(-tokens // TILE) * TILE
 
 
-def _compile_tick(model: StagedModel, layer: Layer, tokens: int, kv: tuple[jax.ShapeDtypeStruct, ...]) -> _Program:
-    shape = (len(model.stages), tokens, model.config.hidden_size)
-    x = sharded(model.mesh, ACTIVATIONS, shape, model.dtype)
-    return _compile(jax.jit(pipeline_tick(model, layer), donate_argnums=2), model.slots, x, kv)
+def _compile_layer(stage: _Stage, kv: jax.ShapeDtypeStruct, start: int, tokens: int) -> _Program:
+    rotary = stage.array(P(), jnp.dtype("float32"), 2, tokens, 1, stage.model.config.head_dim // 2)
+    function = prefill_layer(stage.programs, start)
+    return _compile(function, stage.model.layers[0], stage.hidden(tokens), kv, rotary)
 
 
-def _compile_ends(model: StagedModel, tokens: int, rows: int) -> tuple[_Program, _Program]:
-    """The embedding of so many tokens, and the head's logits of so many rows."""
-    whole = NamedSharding(model.mesh, P())
-
-    def encode(params: Params, ids: jax.Array) -> jax.Array:
-        return nnx.merge(model.embedder_def, params).encode(ids)
-
-    def decode(params: Params, x: jax.Array) -> jax.Array:
-        return nnx.merge(model.embedder_def, params).decode(x)
-
-    ids = sharded(model.mesh, P(), (tokens,), jnp.int32)
-    x = sharded(model.mesh, P(), (rows, model.config.hidden_size), model.dtype)
-    embedding = _compile(jax.jit(encode, out_shardings=whole), model.embedder, ids)
-    return embedding, _compile(jax.jit(decode, out_shardings=whole), model.embedder, x)
+def _compile_between(model: PipelineModel, stage: _Stage, tokens: int) -> list[_Program]:
+    """The embedding of so many tokens, and where there are several stages what passes them on from one to the next."""
+    ids = stage.array(P(), jnp.dtype("int32"), tokens)
+    programs = [_compile(stage.programs.embed, stage.model.embedder, ids)]
+    if len(model.layers) > 1:
+        shape = (len(model.layers) * tokens, stage.model.config.hidden_size)
+        programs.append(_compile(permute_program(model.mesh), sharded(model.mesh, BOUNDARY, shape, stage.model.dtype)))
+    return programs
 
 
 def _compile(function: Callable, *arguments: Any) -> _Program:
@@ -222,24 +243,32 @@ def _compile(function: Callable, *arguments: Any) -> _Program:
     return _Program(program_costs(compiled.as_text()), temporary, lowered_at - begin, end - lowered_at)
 
 
+def _sum(runs: _Runs, kind: str) -> int:
+    return int(sum(program.costs[kind] * times for program, times in runs))
+
+
 def _step_plan(
-    model: StagedModel,
-    kv: tuple[jax.ShapeDtypeStruct, ...],
-    flops: int,
-    sent: Counter,
-    programs: tuple[_Program, ...],
+    model: PipelineModel,
+    kv: jax.ShapeDtypeStruct,
+    layers: _Runs,
+    between: _Runs,
+    head: _Program,
     tokens: int,
-    pairs: int,
+    pairs: float,
 ) -> StepPlan:
-    config = model.config
-    tp = model.mesh.devices.size // len(model.stages)
+    """From what one layer costs, its kv, and the programs that run but once in a stage."""
+    config, longest = model.held[0].config, max(map(len, model.layers))
+    once = [*between, (head, 1)]
+    programs = [program for program, _ in [*layers, *once]]
+    sent = {kind: longest * _sum(layers, kind) + _sum(once, kind) for kind in COLLECTIVES}
+    flops = _sum(layers, FLOPS)
     return StepPlan(
-        kv_bytes=device_bytes(kv),
+        kv_bytes=longest * device_bytes(kv),
         temporary_bytes=max(program.temporary_bytes for program in programs),
-        flops=flops,
-        head_flops=programs[-1].costs[FLOPS],
-        sent_bytes={kind: sent[kind] for kind in COLLECTIVES if sent[kind]},
-        total_flops=flops / len(model.slots) * config.num_layers * tp,
+        flops=longest * flops,
+        head_flops=head.costs[FLOPS],
+        sent_bytes={kind: count for kind, count in sent.items() if count},
+        total_flops=flops * config.num_layers * (model.mesh.devices.size // len(model.layers)),
         formula_flops=formula_flops(config, tokens, pairs, linear_factor(config)),
         paper_flops=formula_flops(config, tokens, pairs, PAPER_B),
         lower_s=sum(program.lower_s for program in programs),

@@ -10,6 +10,7 @@ Legend: T query tokens, S context tokens, K KV heads, D head dim, E width, V voc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from mooncake_jax.model.llama import Embedder
 from mooncake_jax.model.loading import LoadedModel, Params
 from mooncake_jax.model.sampling import SamplingRows, logprobs, sample
 from mooncake_jax.parallel.attention import attend_chunk
-from mooncake_jax.parallel.mesh import TP
+from mooncake_jax.parallel.sharding import PREFILL_KV
 
 _TOP = 10
 
@@ -83,46 +84,61 @@ class Chunk:
         return self.start + self.tokens == len(self.job.ids)
 
 
+class StagePrograms(NamedTuple):
+    """What a stage runs, jitted; "embedder" and "layer" stand for their parameters."""
+
+    embed: Callable  # embedder, ids [T] -> x [T, E]
+    rotary: Callable  # the first token's position, T -> rotary_table's [2, T, 1, D / 2]
+    layer: Callable  # layer, x, KV [2, S, K, D], rotary, the first token's position -> x, KV, new KV [2, T, K, D]
+    finish: Callable  # embedder, x, row, SamplingRows -> what finish gives
+
+
+def stage_programs(model: LoadedModel, mesh: Mesh | None) -> StagePrograms:
+    """mesh: the stage's devices over TP, JAX's default if None. Hidden states lie whole on each of them."""
+    whole, kv = (None, None) if mesh is None else (NamedSharding(mesh, P()), NamedSharding(mesh, PREFILL_KV))
+    outputs = None if mesh is None else (whole, kv, kv)
+    return StagePrograms(
+        embed=jax.jit(partial(_embed, model.embedder_def), out_shardings=whole),
+        rotary=jax.jit(partial(_rotary, model.config), static_argnums=1, out_shardings=whole),
+        layer=jax.jit(partial(_layer, model.layer_def), donate_argnums=(1, 2), out_shardings=outputs),
+        finish=jax.jit(partial(finish, model.embedder_def), out_shardings=whole),
+    )
+
+
 class Stage:
     """The layers of one stage and, if it is the first or the last, that end of the model."""
 
     def __init__(self, model: LoadedModel, layers: range, mesh: Mesh | None):
         """model has the parameters of just these layers; mesh: the stage's devices over TP, JAX's default if None."""
         self.layers, self._model = layers, model
-        self._place = None if mesh is None else partial(NamedSharding, mesh)
-        whole, kv = (None, None) if mesh is None else (self._place(P()), self._place(P(None, None, TP, None)))
-        self._kv = kv
-        self._embed = jax.jit(partial(_embed, model.embedder_def), out_shardings=whole)
-        self._rotary = jax.jit(partial(_rotary, model.config), static_argnums=1, out_shardings=whole)
-        outputs = None if mesh is None else (whole, kv, kv)
-        self._layer = jax.jit(partial(_layer, model.layer_def), donate_argnums=(1, 2), out_shardings=outputs)
-        self._finish = jax.jit(partial(finish, model.embedder_def), out_shardings=whole)
+        self._programs = stage_programs(model, mesh)
+        self._kv = None if mesh is None else NamedSharding(mesh, PREFILL_KV)
 
     def embed(self, chunk: Chunk) -> jax.Array:
         """The chunk's token ids as hidden states [bucket, E]; the first stage's work."""
         padded = np.zeros(chunk.bucket, np.int32)
         padded[: chunk.tokens] = chunk.job.ids[chunk.start : chunk.start + chunk.tokens]
-        return self._embed(self._model.embedder, padded)
+        return self._programs.embed(self._model.embedder, padded)
 
     def compute(self, chunk: Chunk, x: jax.Array) -> jax.Array:
         """Dispatches all layers over a chunk's hidden states [bucket, E], which it consumes, with the job's hooks."""
-        rotary = self._rotary(np.int32(chunk.start), chunk.bucket)
+        rotary = self._programs.rotary(np.int32(chunk.start), chunk.bucket)
         for place in range(len(self.layers)):
             x = self._compute_layer(place, chunk, x, rotary)
         return x
 
     def compute_one(self, chunk: Chunk, x: jax.Array) -> jax.Array:
         """The first layer alone, which compiles what all need."""
-        return self._compute_layer(0, chunk, x, self._rotary(np.int32(chunk.start), chunk.bucket))
+        return self._compute_layer(0, chunk, x, self._programs.rotary(np.int32(chunk.start), chunk.bucket))
 
     def finish(self, x: jax.Array, row: int, sampling: SamplingRows) -> tuple:
         """Token, highest logits, and log-probabilities from one row of hidden states [T, E]; the last stage's work."""
-        return self._finish(self._model.embedder, x, np.int32(row), sampling)
+        return self._programs.finish(self._model.embedder, x, np.int32(row), sampling)
 
     def _compute_layer(self, place: int, chunk: Chunk, x: jax.Array, rotary: jax.Array) -> jax.Array:
         job, number = chunk.job, self.layers[place]
         kv = self._first_buffer(job, number) if chunk.first else job.kv.pop(number)
-        x, kv, new = self._layer(self._model.layers[place], x, kv, rotary, np.int32(chunk.start))
+        x, kv, new = self._programs.layer(self._model.layers[place], x, kv, rotary, np.int32(chunk.start))
         if not chunk.last:
             job.kv[number] = kv
         if job.on_layer is not None:
