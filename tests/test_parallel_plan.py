@@ -218,17 +218,17 @@ def test_kvcache_and_collectives_of_one_device(on_devices, prompt, chunk, comput
     layers, width, logits = config.num_layers // 2, config.hidden_size * 4, config.vocab_size * 4
     assert prefill.kv_bytes == config.kv_bytes_per_token("float32") * computed // 6
     assert decoding.kv_bytes == config.kv_bytes_per_token("float32") * 4 * 256 // 6
-    # Each layer sums what attention and MLP give, the embedding sums once; every rank has a third of the logits. From
-    # them prefill's end finds the ten highest, the log-probabilities' and, at most, those to draw from: it sums all
-    # logits once in a new order, and eight numbers.
+    # Each layer sums what attention and MLP give, the embedding sums once; a third of the width is passed on by each,
+    # and put together again; every rank has a third of the logits. From them prefill's end finds the ten highest, the
+    # log-probabilities' and, at most, those to draw from: it sums all logits once in a new order, and eight numbers.
     for step, tokens, summed, gathered in (
         (prefill, computed, logits + 8 * 4, 3 * logits // 3),
         (decoding, 4, 0, 4 * logits // 3),
     ):
         assert step.sent_bytes == {
             "all-reduce": (2 * layers + 1) * tokens * width + summed,
-            "all-gather": gathered,
-            "collective-permute": tokens * width,
+            "all-gather": gathered + tokens * width // 3,
+            "collective-permute": tokens * width // 3,
         }
     # Prefill's end multiplies two rows, never one.
     assert prefill.head_flops == 2 * 2 * config.hidden_size * config.vocab_size / 3

@@ -40,9 +40,9 @@ class MeshShape:
         allowed = tensor_parallel_sizes(config)
         if self.tp not in allowed:
             raise UsageError(
-                f"--tp={self.tp}: it must divide the model's {config.num_kv_heads} KV heads, MLP width "
-                f"{config.intermediate_size} and vocabulary {config.vocab_size}; use one of "
-                f"{', '.join(map(str, allowed))}"
+                f"--tp={self.tp}: it must divide the model's {config.num_kv_heads} KV heads, width "
+                f"{config.hidden_size}, MLP width {config.intermediate_size} and vocabulary {config.vocab_size}; "
+                f"use one of {', '.join(map(str, allowed))}"
             )
 
     def stages(self, num_layers: int) -> tuple[range, ...]:
@@ -51,8 +51,8 @@ class MeshShape:
 
 
 def tensor_parallel_sizes(config: LlamaConfig) -> tuple[int, ...]:
-    """Every tp that cuts the model's KV heads, MLP and vocabulary into equal parts, ascending."""
-    common = math.gcd(config.num_kv_heads, config.intermediate_size, config.vocab_size)
+    """Every tp that cuts the model's KV heads, width, MLP and vocabulary into equal parts, ascending."""
+    common = math.gcd(config.num_kv_heads, config.hidden_size, config.intermediate_size, config.vocab_size)
     return tuple(size for size in range(1, common + 1) if common % size == 0)
 
 

@@ -28,9 +28,9 @@ from mooncake_jax.model.layers import rotary_table
 from mooncake_jax.model.llama import Params
 from mooncake_jax.model.loading import LoadedModel
 from mooncake_jax.model.sampling import SamplingRows
-from mooncake_jax.parallel.boundary import permute_program
+from mooncake_jax.parallel.boundary import fit_program, permute_program
 from mooncake_jax.parallel.hlo import COLLECTIVES, FLOPS, program_costs
-from mooncake_jax.parallel.mesh import stage_mesh
+from mooncake_jax.parallel.mesh import TP, stage_mesh
 from mooncake_jax.parallel.pipeline import PipelineModel
 from mooncake_jax.parallel.prefill import chunk_buckets
 from mooncake_jax.parallel.sharding import BOUNDARY, PAGES, PREFILL_KV, device_bytes, sharded
@@ -228,8 +228,11 @@ def _compile_between(model: PipelineModel, stage: _Stage, tokens: int) -> list[_
     ids = stage.array(P(), jnp.dtype("int32"), tokens)
     programs = [_compile(stage.programs.embed, stage.model.embedder, ids)]
     if len(model.layers) > 1:
-        shape = (len(model.layers) * tokens, stage.model.config.hidden_size)
-        programs.append(_compile(permute_program(model.mesh), sharded(model.mesh, BOUNDARY, shape, stage.model.dtype)))
+        width, dtype = stage.model.config.hidden_size, stage.model.dtype
+        sent = sharded(model.mesh, BOUNDARY, (len(model.layers) * tokens, width), dtype)
+        programs.append(_compile(permute_program(model.mesh), sent))
+        together = fit_program(NamedSharding(stage.mesh, P()))
+        programs.append(_compile(together, stage.array(P(None, TP), dtype, tokens, width), tokens))
     return programs
 
 

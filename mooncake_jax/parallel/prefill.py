@@ -155,7 +155,7 @@ class PrefillEngine:
     def _compute(self, number: int, chunk: Chunk, received: Mapping[int, jax.Array]) -> jax.Array:
         stage = self._stages[number]
         self._shapes.add((chunk.bucket, chunk.job.buffer))
-        x = stage.embed(chunk) if number == 0 else self._boundary.fit(received[number], chunk.bucket)
+        x = stage.embed(chunk) if number == 0 else self._boundary.whole(number, received[number], chunk.bucket)
         return stage.compute(chunk, x)
 
     def _first_token(self, chunk: Chunk, x: jax.Array) -> Callable[[], FirstToken]:
@@ -177,8 +177,8 @@ class PrefillEngine:
         for place, longest in enumerate(buckets):
             for bucket in buckets[: place + 1]:
                 outputs = {number: self._boundary.zeros(number, bucket) for number in self._stages}
-                for x in self._boundary.pass_on(outputs, longest).values():
-                    self._boundary.fit(x, bucket)
+                for number, received in self._boundary.pass_on(outputs, longest).items():
+                    self._boundary.whole(number, received, bucket)
 
     def _check(self, ids: np.ndarray, prefix_len: int, load_layer: LoadLayer | None) -> None:
         config = self._model.config

@@ -30,7 +30,7 @@ PARAMETER_RULES = (
 )
 PREFILL_KV = P(None, None, TP, None)  # of a layer, [2, S, K, D]
 PAGES = P(None, None, None, TP, None)  # of a layer, [N, 2, page, K, D]
-BOUNDARY = P(PP, None)  # hidden states between stages, [pp * T, E]
+BOUNDARY = P(PP, TP)  # hidden states between stages, [pp * T, E]: each device sends a part, and none twice
 
 
 def parameter_spec(path: str) -> P:

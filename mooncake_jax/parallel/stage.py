@@ -33,8 +33,9 @@ _TOP = 10
 class LayerKV:
     """New keys and values of one layer and chunk, [2, T, K, D], perhaps still being computed.
 
-    Making one costs nothing and waits for nothing. `np.asarray(kv)` waits until they are computed and returns them,
-    on CPU as a read-only view without a copy: call it where waiting is welcome, in the thread that sends.
+    Making one costs nothing and waits for nothing. `np.asarray(kv)` waits until they are computed and, where the device
+    has memory of its own, copied, and returns them, on CPU as a read-only view without a copy: call it where waiting is
+    welcome, in the thread that sends.
     """
 
     def __init__(self, padded: jax.Array, tokens: int):
@@ -113,6 +114,7 @@ class Stage:
         self.layers, self._model = layers, model
         self._programs = stage_programs(model, mesh)
         self._kv = None if mesh is None else NamedSharding(mesh, PREFILL_KV)
+        self._copies = jax.default_backend() != "cpu"  # CPUs have their KV where the host reads it
 
     def embed(self, chunk: Chunk) -> jax.Array:
         """The chunk's token ids as hidden states [bucket, E]; the first stage's work."""
@@ -142,6 +144,8 @@ class Stage:
         if not chunk.last:
             job.kv[number] = kv
         if job.on_layer is not None:
+            if self._copies:
+                new.copy_to_host_async()
             job.on_layer(number, chunk.start, LayerKV(new, chunk.tokens))
         return x
 
