@@ -1,0 +1,154 @@
+"""mooncake-jax hit-rates: block hits / block references of a trace, by policy and capacity (report 4.2, table 1).
+
+One pool, requests in the order of their timestamps, no time: see cache/hit_rates.py for what exactly is counted.
+"""
+
+import json
+import math
+import sys
+import time
+import warnings
+from itertools import product
+from pathlib import Path
+
+from absl import flags
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mooncake_jax.cache.hit_rates import OPTIMAL, POLICY_NAMES, HitRate, hit_rate
+from mooncake_jax.errors import UsageError
+from mooncake_jax.workload.trace import TraceRow, read_trace
+
+FLAGS = flags.FlagValues()
+_TABLE_1 = ["1000", "10000", "30000", "50000", "100000", "inf"]
+_WIDTH = 120  # where there is no terminal to ask
+_LINE_INTERVAL_S = 10  # between lines of progress where there is no terminal
+_LEGEND = (
+    "All blocks of a request are looked up before any is inserted, and each counts by itself. lfu and length forget "
+    f"what was evicted. {OPTIMAL} knows the future: no policy can do better."
+)
+
+_Results = dict[tuple[str, float], HitRate]  # by policy and capacity
+
+
+def _define() -> None:
+    kwargs = {"flag_values": FLAGS}
+    flags.DEFINE_string("trace", None, "a trace in Mooncake's format (JSONL with hash_ids)", **kwargs)
+    flags.DEFINE_list("capacities", _TABLE_1, "sizes of the pool in blocks; inf: without limit", **kwargs)
+    flags.DEFINE_list("policies", list(POLICY_NAMES), "some of the default; see cache/eviction.py", **kwargs)
+    flags.DEFINE_string("json", None, "file to write the same figures to", **kwargs)
+
+
+_define()
+
+
+def main(arguments: list[str]) -> int:
+    unknown = FLAGS(["hit-rates", *arguments])[1:]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is no flag: flags are written --name=value")
+    if not FLAGS.trace:
+        raise UsageError("--trace is missing; give --trace=FILE")
+    capacities, policies = _capacities(FLAGS.capacities), _policies(FLAGS.policies)
+    if FLAGS.json is not None and not Path(FLAGS.json).absolute().parent.is_dir():
+        raise UsageError(f"--json={FLAGS.json}: its folder does not exist; make it or name another file")
+    rows = _read(FLAGS.trace)
+    results = _compute(rows, policies, capacities)
+    _print(rows, policies, capacities, results)
+    if FLAGS.json is not None:
+        _write(FLAGS.json, results)
+    return 0
+
+
+def _capacities(values: list[str]) -> list[float]:
+    capacities = []
+    for value in values:
+        if value != "inf" and not (value.isascii() and value.isdigit()):
+            raise UsageError(f"--capacities: {value!r} is no number of blocks; give integers or inf, as in 1000,inf")
+        capacities.append(math.inf if value == "inf" else int(value))
+    return _some("capacities", capacities)
+
+
+def _policies(values: list[str]) -> list[str]:
+    for value in values:
+        if value not in POLICY_NAMES:
+            raise UsageError(f"--policies: there is no policy {value!r}; use some of {','.join(POLICY_NAMES)}")
+    return _some("policies", values)
+
+
+def _some(flag: str, values: list) -> list:
+    """Each once."""
+    if not values:
+        raise UsageError(f"--{flag}= is empty; name at least one, or leave the flag out")
+    return list(dict.fromkeys(values))
+
+
+def _read(path: str) -> list[TraceRow]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rows = read_trace(path)
+    for warning in caught:
+        print(f"mooncake-jax hit-rates: warning: {warning.message}", file=sys.stderr)
+    return rows
+
+
+def _compute(rows: list[TraceRow], policies: list[str], capacities: list[float]) -> _Results:
+    requests = [row.hash_ids for row in rows]
+    settings = list(product(policies, capacities))
+    console = Console(stderr=True)
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
+    results: _Results = {}
+    started = last_line = time.monotonic()
+    with bars.Progress(
+        *columns, bars.TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=len(settings))
+        for done, (policy, capacity) in enumerate(settings):
+            now = time.monotonic()
+            if not console.is_terminal and now - last_line >= _LINE_INTERVAL_S:
+                last_line, left = now, (now - started) / done * (len(settings) - done)
+                print(f"{done} of {len(settings)} settings done, about {left:.0f} s left", file=sys.stderr)
+            bar.update(task, completed=done, description=f"{policy}, {_blocks(capacity)} blocks")
+            results[policy, capacity] = hit_rate(requests, capacity, policy)
+    return results
+
+
+def _print(rows: list[TraceRow], policies: list[str], capacities: list[float], results: _Results) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    references = sum(len(row.hash_ids) for row in rows)
+    distinct = len({hash_id for row in rows for hash_id in row.hash_ids})
+    counts = f"{len(rows):,} requests, {references:,} block references, {distinct:,} distinct blocks"
+    console.print(Text(f"{FLAGS.trace}: {counts}"), soft_wrap=True)
+    table = Table("hit rate at blocks", box=None, pad_edge=False, header_style="bold")
+    for capacity in capacities:
+        table.add_column(_blocks(capacity), justify="right")
+    for policy in policies:
+        table.add_row(policy, *(f"{results[policy, capacity].rate:.2%}" for capacity in capacities))
+    console.print(table)
+    console.print(_LEGEND, style="dim")
+
+
+def _blocks(capacity: float) -> str:
+    return "inf" if capacity == math.inf else f"{capacity:,}"
+
+
+def _write(path: str, results: _Results) -> None:
+    """A JSON list of one object for each setting; capacity is null where there is no limit."""
+    rows = [
+        {
+            "trace": FLAGS.trace,
+            "policy": policy,
+            "capacity": None if capacity == math.inf else capacity,
+            "hits": result.hits,
+            "references": result.references,
+            "hit_rate": result.rate,
+        }
+        for (policy, capacity), result in results.items()
+    ]
+    try:
+        Path(path).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json={path}: cannot be written ({error.strerror or error}); name another file") from None
