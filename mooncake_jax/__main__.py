@@ -16,6 +16,7 @@ COMMANDS = {
     "models": ("mooncake_jax.commands.models", "list the models known by name, and what each takes"),
     "convert": ("mooncake_jax.commands.convert", "turn a GGUF file or an HF folder into Orbax checkpoints"),
     "plan": ("mooncake_jax.commands.plan_cluster", "what a model costs on a cluster's devices, without its weights"),
+    "pool": ("mooncake_jax.commands.pool", "list, count, verify or remove the KVCache blocks that are on SSD"),
     "hit-rates": ("mooncake_jax.commands.hit_rates", "block hit rates of a trace, by eviction policy and capacity"),
     "fetch-model": ("mooncake_jax.commands.fetch_model", "bring a small model with real weights to this machine"),
 }

@@ -249,10 +249,14 @@ def test_logits_that_are_no_numbers_end_in_no_token(tiny2, prefills, prompt):
 
 
 @pytest.mark.parametrize("stepped", [True, False])
-def test_kv_that_is_no_number_harms_nobody_who_gets_its_pages(tiny2, plain, prefills, prompt, stepped):
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("part", [slice(0, 1), slice(1, 2), slice(None)], ids=["keys", "values", "both"])
+def test_kv_that_is_no_number_harms_nobody_who_gets_its_pages(tiny2, plain, prefills, prompt, stepped, bad, part):
     engine = DecodingEngine(tiny2, max_batch=2, page_size=16, num_pages=8)
     first, kv = prefill(prefills[16], tiny2, prompt)
-    engine.join(1, np.full_like(kv, np.nan), first.token, 8 * 16)
+    damaged = np.concatenate([kv] * 3, axis=2)  # also in pages that the next request's prompt does not overwrite
+    damaged[:, part] = bad
+    engine.join(1, damaged, first.token, 8 * 16)
     if stepped:
         assert engine.step() == {1: NO_TOKEN}
     engine.leave(1)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -26,7 +27,8 @@ from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.parallel import hlo, plan
 from mooncake_jax.parallel.mesh import MeshShape, make_mesh, stage_mesh, tensor_parallel_sizes
 from mooncake_jax.parallel.pipeline import abstract_pipeline, load_pipeline
-from mooncake_jax.parallel.prefill import PrefillEngine
+from mooncake_jax.parallel.prefill import PrefillEngine, chunk_buckets
+from mooncake_jax.parallel.schedule import plan_chunks, ticks
 from mooncake_jax.parallel.sharding import PAGES, PREFILL_KV, device_bytes, parameter_spec
 from mooncake_jax.parallel.stage import stage_programs
 
@@ -92,6 +94,10 @@ def decoding_error(name, pp, tp, dtype):
 def plans(config, dtype, pp, tp, prompt, chunk):
     model = abstract_pipeline(config, jnp.dtype(dtype), MeshShape(pp, tp))
     return plan.plan_prefill(model, prompt, chunk), plan.plan_decoding(model, 4, 256)
+
+
+def decoding_plan(config, batch):
+    return plan.plan_decoding(abstract_pipeline(config, jnp.dtype("bfloat16"), MeshShape(1, 1)), batch, 256)
 
 
 def parameter_bytes(config, pp, tp):
@@ -211,12 +217,13 @@ def test_one_device_sends_nothing(on_devices):
     assert [step.sent_bytes for step in on_devices(plans, config, "float32", 1, 1, 64, 64)] == [{}, {}]
 
 
-@pytest.mark.parametrize(("prompt", "chunk", "computed"), [(256, 256, 256), (600, 256, 640)])
-def test_kvcache_and_collectives_of_one_device(on_devices, prompt, chunk, computed):
+@pytest.mark.parametrize(("prompt", "chunk", "computed", "buffer"), [(256, 256, 256, 768), (600, 256, 640, 1280)])
+def test_kvcache_and_collectives_of_one_device(on_devices, prompt, chunk, computed, buffer):
     config = replace(ARCHITECTURES["smollm2-135m"], num_layers=6)
     prefill, decoding = on_devices(plans, config, "float32", 2, 3, prompt, chunk)
     layers, width, logits = config.num_layers // 2, config.hidden_size * 4, config.vocab_size * 4
-    assert prefill.kv_bytes == config.kv_bytes_per_token("float32") * computed // 6
+    assert prefill.kv_bytes == config.kv_bytes_per_token("float32") * buffer // 6
+    assert prefill.temporary_bytes >= 256 * config.intermediate_size // 3 * 4, "at least one of the MLP's results"
     assert decoding.kv_bytes == config.kv_bytes_per_token("float32") * 4 * 256 // 6
     # Each layer sums what attention and MLP give, the embedding sums once; a third of the width is passed on by each,
     # and put together again; every rank has a third of the logits. From them prefill's end finds the ten highest, the
@@ -233,6 +240,23 @@ def test_kvcache_and_collectives_of_one_device(on_devices, prompt, chunk, comput
     # Prefill's end multiplies two rows, never one.
     assert prefill.head_flops == 2 * 2 * config.hidden_size * config.vocab_size / 3
     assert decoding.head_flops == 2 * 4 * config.hidden_size * config.vocab_size / 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chunk", "stages"), [(256, 256, 4), (600, 256, 2), (600, 256, 4), (40, 256, 3), (1024, 256, 3)]
+)
+def test_stages_pass_on_as_often_as_in_the_engine(prompt, chunk, stages):
+    buckets = [next(b for b in chunk_buckets(chunk) if b >= tokens) for _, tokens in plan_chunks(prompt, 0, chunk)]
+    moving = [[b for b in tick[:-1] if b is not None] for tick in ticks(buckets, stages)]
+    assert plan._passings(prompt, chunk, stages) == Counter(max(some) for some in moving if some)
+
+
+def test_a_batch_of_one_in_bfloat16_is_computed_as_two_rows(on_devices):
+    config = replace(ARCHITECTURES["smollm2-135m"], num_layers=2)
+    one, two = (on_devices(decoding_plan, config, batch) for batch in (1, 2))
+    attention = config.num_layers * 4 * 256 * config.num_heads * config.head_dim  # of a request's 256 tokens
+    assert one.flops == two.flops - attention
+    assert one.temporary_bytes < 2 * two.temporary_bytes
 
 
 def test_b_of_the_paper_s_model():
@@ -287,7 +311,7 @@ def test_llama2_70b_on_32_devices_without_its_weights():
     assert (code, errors) == (0, "")
     assert "68,976,648,192 parameters" in out
     assert re.search(r"parameters +4\.11 GiB", out)
-    assert re.search(r"KVCache +80\.00 MiB +1\.25 GiB", out)
+    assert re.search(r"KVCache +160\.00 MiB +1\.25 GiB", out)
     ratios = re.search(r"compiled / formula +(\S+) +(\S+)", out)
     assert all(0.98 < float(ratio) < 1.02 for ratio in ratios.groups())
     assert re.search(r"against b = 25\.5 +-12\.7% +-11\.9%", out)

@@ -34,7 +34,7 @@ _WIDTH = 120  # where there is no terminal to ask
 def _define() -> None:
     kwargs = {"flag_values": FLAGS}
     known = ", ".join(ARCHITECTURES)
-    models = f"one of {known}, also as {PREFIX}NAME; a folder with a config.json; a .gguf file"
+    models = f"one of {known}, also as {PREFIX}NAME[:SEED]; a folder with a config.json; a .gguf file"
     flags.DEFINE_string("model", "llama2-70b", models, **kwargs)
     flags.DEFINE_integer("pp", 1, "pipeline stages", **kwargs)
     flags.DEFINE_integer("tp", 1, "devices of a stage, which share every layer by tensor parallelism", **kwargs)
@@ -147,9 +147,10 @@ def _print_plan(model: "PipelineModel", prefill: "StepPlan", decoding: "StepPlan
         f"l (a n^2 d + b n d^2): b = {linear_factor(config):g} by the configuration; in decoding n^2 is batch x "
         f"context and a = {4 * heads:g}. The head is apart.",
         f"In prefill a = {2 * heads:g}, as the engine skips what is masked; it computes tiles that are masked in part, "
-        "and what pads the last chunk, whole.",
+        "and what pads the last chunk, whole. Its KVCache is the buffer it is computed in: a power of two, and a chunk.",
+        "The engine decodes on one device so far; several are planned as prefill's are.",
         "FLOPs are products in the compiled programs, loops counted as often as they turn. Temporaries and collectives "
-        "are those of XLA's CPU compiler, which widens much of bfloat16 to float32.",
+        "are those of XLA's CPU compiler, which widens much of bfloat16 to float32, and so doubles what it sends.",
         f"lowered in {sum(step.lower_s for step in steps):.1f} s, compiled in "
         f"{sum(step.compile_s for step in steps):.1f} s, peak memory of this process {_peak_mib():.0f} MiB",
     ]

@@ -28,7 +28,9 @@ class DummyModel:
     @classmethod
     def parse(cls, name: str) -> "DummyModel":
         """From `dummy:NAME[:SEED]`. Raises UsageError for an unknown NAME or a SEED that is no number."""
-        architecture, colon, seed = name.removeprefix(PREFIX).partition(":")
+        architecture, colon, seed = name.removeprefix(PREFIX), "", ""
+        if not _is_known(architecture) and ":" in architecture:
+            architecture, colon, seed = architecture.rpartition(":")
         shape = _shape(name, architecture)
         if colon and not (seed.isdecimal() and int(seed) <= _MOST_SEED):
             raise UsageError(f"model {name!r}: the seed is {seed!r}; use a whole number from 0 to {_MOST_SEED}")
@@ -45,11 +47,16 @@ class DummyModel:
         return hashlib.sha256(f"dummy weights, seed {self.seed}".encode()).digest()
 
 
+def _is_known(architecture: str) -> bool:
+    # os.path, because Path's own test raises for a name that is too long for the file system.
+    return architecture in ARCHITECTURES or bool(architecture) and os.path.isfile(f"{architecture}/config.json")
+
+
 def _shape(name: str, architecture: str) -> LlamaConfig:
     if architecture in ARCHITECTURES:
         return ARCHITECTURES[architecture]
-    file = Path(architecture) / "config.json"
-    if architecture and os.path.isfile(file):  # Path's own test raises for a name that is too long for the file system
+    if _is_known(architecture):
+        file = Path(architecture) / "config.json"
         return LlamaConfig.from_hf(read_json(file), str(file))
     raise UsageError(
         f"model {name!r}: no architecture {architecture!r} is known; use one of {', '.join(ARCHITECTURES)}, "

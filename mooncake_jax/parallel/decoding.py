@@ -304,10 +304,10 @@ def _step(
     tokens, positions, table, sampling, wanted = requests
     embedder_params, layers = jax.tree.unflatten(structure, _unpack(*weights))
     embedder: Embedder = nnx.merge(model.embedder_def, embedder_params)
-    rows = _rows(len(tokens), model.dtype)
+    rows = product_rows(len(tokens), model.dtype)
     # The barrier keeps XLA from computing cosines and sines anew in every layer.
-    rotary = jax.lax.optimization_barrier(rotary_table(model.config, _again(positions, rows)))
-    x, (count, of_a_layer, *page) = embedder.encode(_again(tokens, rows)), pages.shape
+    rotary = jax.lax.optimization_barrier(rotary_table(model.config, again(positions, rows)))
+    x, (count, of_a_layer, *page) = embedder.encode(again(tokens, rows)), pages.shape
     all_pages = pages.reshape(-1, *page)
     layer = jax.jit(partial(_layer, model.layer_def))  # so that JAX traces it once, not once a layer
     for i in range(count):
@@ -318,14 +318,14 @@ def _step(
     return (following, positions + 1, sampling.index + 1, taken), all_pages.reshape(pages.shape)
 
 
-def _rows(batch: int, dtype: jnp.dtype) -> int:
+def product_rows(batch: int, dtype: jnp.dtype) -> int:
     """How many rows of hidden states a batch has: one a request, but never one alone in bfloat16, whose product takes
     ten times as long on CPUs as that of two.
     """
     return max(batch, 2 if dtype.itemsize == 2 else 1)
 
 
-def _again(x: jax.Array, rows: int) -> jax.Array:
+def again(x: jax.Array, rows: int) -> jax.Array:
     """x with its first rows once more behind the last, so that there are so many."""
     return x if len(x) == rows else x[np.arange(rows) % len(x)]
 
@@ -350,10 +350,10 @@ def _layer(
 
     def attend(q: jax.Array, kv: jax.Array) -> jax.Array:
         new = kv if kv.dtype == pages.dtype else jax.lax.bitcast_convert_type(kv, pages.dtype)
-        new = _again(new.swapaxes(0, 1)[:batch], written)
-        where = _again(ids, written), slice(None), _again(positions % page, written)
+        new = again(new.swapaxes(0, 1)[:batch], written)
+        where = again(ids, written), slice(None), again(positions % page, written)
         stored["pages"] = pages.at[where].set(new, mode="promise_in_bounds")
-        return _again(attend_pages(q[:batch], stored["pages"], table, positions + 1), len(q))
+        return again(attend_pages(q[:batch], stored["pages"], table, positions + 1), len(q))
 
     x = nnx.merge(layer_def, params)(x, rotary, attend)
     return x, stored["pages"]

@@ -29,10 +29,11 @@ from mooncake_jax.model.llama import Params
 from mooncake_jax.model.loading import LoadedModel
 from mooncake_jax.model.sampling import SamplingRows
 from mooncake_jax.parallel.boundary import fit_program, permute_program
+from mooncake_jax.parallel.decoding import again, product_rows
 from mooncake_jax.parallel.hlo import COLLECTIVES, FLOPS, program_costs
 from mooncake_jax.parallel.mesh import TP, stage_mesh
 from mooncake_jax.parallel.pipeline import PipelineModel
-from mooncake_jax.parallel.prefill import chunk_buckets
+from mooncake_jax.parallel.prefill import buffer_size, chunk_buckets
 from mooncake_jax.parallel.sharding import BOUNDARY, PAGES, PREFILL_KV, device_bytes, sharded
 from mooncake_jax.parallel.stage import StagePrograms, stage_programs
 
@@ -99,15 +100,14 @@ def plan_prefill(model: PipelineModel, prompt: int, chunk: int) -> StepPlan:
     """
     stage, runs = _last_stage(model), _chunk_runs(prompt, chunk)
     config, dtype = stage.model.config, stage.model.dtype
-    size = _whole_tiles(max(start + bucket for start, bucket in runs))
-    kv = stage.array(PREFILL_KV, dtype, 2, size, config.num_kv_heads, config.head_dim)
+    kv = stage.array(PREFILL_KV, dtype, 2, buffer_size(prompt, chunk), config.num_kv_heads, config.head_dim)
     layers = [(_compile_layer(stage, kv, start, bucket), times) for (start, bucket), times in runs.items()]
-    buckets = Counter()
+    embedded = Counter()
     for (_, bucket), times in runs.items():
-        buckets[bucket] += times
-    between = [
-        (program, times) for bucket, times in buckets.items() for program in _compile_between(model, stage, bucket)
-    ]
+        embedded[bucket] += times
+    between = [(_compile_embedding(stage, bucket), times) for bucket, times in embedded.items()]
+    for bucket, times in _passings(prompt, chunk, len(model.layers)).items():
+        between += [(program, times) for program in _compile_passing(model, stage, bucket)]
     _, last = max(runs)
     head = _compile(
         stage.programs.finish, stage.model.embedder, stage.hidden(last), np.int32(0), SamplingRows.greedy(1)
@@ -123,14 +123,17 @@ def plan_decoding(model: PipelineModel, batch: int, context: int) -> StepPlan:
     config, dtype = stage.model.config, stage.model.dtype
     stored = jnp.dtype("uint16") if dtype.itemsize == 2 else dtype  # as the engine keeps it: see read_pages
     pages = stage.array(PAGES, stored, batch * columns, 2, PAGE, config.num_kv_heads, config.head_dim)
+    rows = product_rows(batch, dtype)
     whole = NamedSharding(stage.mesh, P())
     layer = jax.jit(
         decoding_layer(stage.model, batch, context), donate_argnums=(1, 2), out_shardings=(whole, pages.sharding)
     )
-    layers = [(_compile(layer, stage.model.layers[0], stage.hidden(batch), pages), 1)]
-    between = [(program, 1) for program in _compile_between(model, stage, batch)]
+    layers = [(_compile(layer, stage.model.layers[0], stage.hidden(rows), pages), 1)]
+    between = [(_compile_embedding(stage, rows), 1)]
+    if (passings := len(model.layers) - 1) > 0:
+        between += [(program, passings) for program in _compile_passing(model, stage, rows)]
     logits = jax.jit(lambda params, x: nnx.merge(stage.model.embedder_def, params).decode(x), out_shardings=whole)
-    head = _compile(logits, stage.model.embedder, stage.hidden(batch))
+    head = _compile(logits, stage.model.embedder, stage.hidden(rows))
     return _step_plan(model, pages, layers, between, head, batch, batch * context)
 
 
@@ -166,8 +169,8 @@ def prefill_layer(programs: StagePrograms, start: int) -> Callable:
 
 
 def decoding_layer(model: LoadedModel, batch: int, context: int) -> Callable:
-    """A layer over the newest of context tokens of each request: parameters, x [B, E], pages [B * P, 2, PAGE, K, D] in
-    the order of requests -> x, pages.
+    """A layer over the newest of context tokens of each request: parameters, x [rows, E] (decoding.product_rows), pages
+    [B * P, 2, PAGE, K, D] in the order of requests -> x, pages.
 
     Not the engine's function, which is made for one device: on CPUs its attention takes a token's KV heads as one, for
     several times the products, and cut over tp it would gather them. This one attends as the engine does elsewhere.
@@ -181,11 +184,11 @@ def decoding_layer(model: LoadedModel, batch: int, context: int) -> Callable:
         stored = {}
 
         def attend(q: jax.Array, kv: jax.Array) -> jax.Array:
-            new = jax.lax.bitcast_convert_type(kv, pages.dtype)
+            new = jax.lax.bitcast_convert_type(kv[:, :batch], pages.dtype)
             stored["pages"] = pages.at[table[:, last], :, row].set(new.swapaxes(0, 1))
-            return paged_attention(q, stored["pages"], table, lengths)
+            return again(paged_attention(q[:batch], stored["pages"], table, lengths), len(q))
 
-        rotary = rotary_table(model.config, lengths - 1)
+        rotary = rotary_table(model.config, again(lengths - 1, len(x)))
         return nnx.merge(model.layer_def, params)(x, rotary, attend), stored["pages"]
 
     return layer
@@ -212,9 +215,18 @@ def _chunk_runs(prompt: int, chunk: int) -> dict[tuple[int, int], Fraction]:
     return runs
 
 
-def _whole_tiles(tokens: int) -> int:
-    """What prefill_attention asks of a buffer for so many tokens."""
-    return tokens if tokens <= TILE else -(-tokens // TILE) * TILE
+def _passings(prompt: int, chunk: int, stages: int) -> Counter:
+    """Padded tokens -> how often all stages pass on so many: once in every tick in which a chunk moves, as much as the
+    longest that does, whoever has one.
+    """
+    if stages == 1:
+        return Counter()
+    (whole, rest), buckets = divmod(prompt, chunk), chunk_buckets(chunk)
+    if not rest:
+        return Counter({buckets[-1]: whole + stages - 2})
+    # The last, shorter chunk moves alone once, or all the way where it is the only one.
+    last = next(bucket for bucket in buckets if bucket >= rest)
+    return Counter({last: 1 if whole else stages - 1}) + Counter({buckets[-1]: whole + stages - 2 if whole else 0})
 
 
 def _compile_layer(stage: _Stage, kv: jax.ShapeDtypeStruct, start: int, tokens: int) -> _Program:
@@ -223,17 +235,17 @@ def _compile_layer(stage: _Stage, kv: jax.ShapeDtypeStruct, start: int, tokens: 
     return _compile(function, stage.model.layers[0], stage.hidden(tokens), kv, rotary)
 
 
-def _compile_between(model: PipelineModel, stage: _Stage, tokens: int) -> list[_Program]:
-    """The embedding of so many tokens, and where there are several stages what passes them on from one to the next."""
-    ids = stage.array(P(), jnp.dtype("int32"), tokens)
-    programs = [_compile(stage.programs.embed, stage.model.embedder, ids)]
-    if len(model.layers) > 1:
-        width, dtype = stage.model.config.hidden_size, stage.model.dtype
-        sent = sharded(model.mesh, BOUNDARY, (len(model.layers) * tokens, width), dtype)
-        programs.append(_compile(permute_program(model.mesh), sent))
-        together = fit_program(NamedSharding(stage.mesh, P()))
-        programs.append(_compile(together, stage.array(P(None, TP), dtype, tokens, width), tokens))
-    return programs
+def _compile_embedding(stage: _Stage, tokens: int) -> _Program:
+    return _compile(stage.programs.embed, stage.model.embedder, stage.array(P(), jnp.dtype("int32"), tokens))
+
+
+def _compile_passing(model: PipelineModel, stage: _Stage, tokens: int) -> tuple[_Program, _Program]:
+    """What passes hidden states on from stage to stage, and what puts them together there."""
+    width, dtype = stage.model.config.hidden_size, stage.model.dtype
+    sent = sharded(model.mesh, BOUNDARY, (len(model.layers) * tokens, width), dtype)
+    together = fit_program(NamedSharding(stage.mesh, P()))
+    received = stage.array(P(None, TP), dtype, tokens, width)
+    return _compile(permute_program(model.mesh), sent), _compile(together, received, tokens)
 
 
 def _compile(function: Callable, *arguments: Any) -> _Program:

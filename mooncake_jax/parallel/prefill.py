@@ -81,7 +81,7 @@ class PrefillEngine:
         while True:
             longest = self._bucket(min(power, self._chunk))
             for bucket in self._buckets[: self._buckets.index(longest) + 1]:
-                self._warm_up_stages(bucket, self._buffer_size(power))
+                self._warm_up_stages(bucket, buffer_size(power, self._chunk))
             if power >= longest_prompt:
                 break
             power *= 2
@@ -125,7 +125,7 @@ class PrefillEngine:
         self._check(ids, prefix_len, load_layer)
         rows = SamplingRows.greedy(1)
         rows.fill(0, sampling, 0)
-        return PrefillJob(ids, prefix_len, load_layer, on_layer, rows, self._buffer_size(len(ids)))
+        return PrefillJob(ids, prefix_len, load_layer, on_layer, rows, buffer_size(len(ids), self._chunk))
 
     def chunks(self, job: PrefillJob) -> list[Chunk]:
         plan = plan_chunks(len(job.ids), job.prefix_len, self._chunk)
@@ -196,10 +196,13 @@ class PrefillEngine:
     def _bucket(self, tokens: int) -> int:
         return next(bucket for bucket in self._buckets if bucket >= tokens)
 
-    def _buffer_size(self, tokens: int) -> int:
-        """A power of two, and room for the padding of a chunk that starts anywhere; in whole tiles of attention."""
-        power = max(_SHORTEST_BUFFER, 1 << (tokens - 1).bit_length())
-        return power + -(-self._buckets[-1] // TILE) * TILE
+
+def buffer_size(tokens: int, prefill_chunk: int) -> int:
+    """Tokens that a prompt's KV buffers have room for: a power of two, and the padding of a chunk that starts anywhere,
+    in whole tiles of attention.
+    """
+    power = max(_SHORTEST_BUFFER, 1 << (tokens - 1).bit_length())
+    return power + -(-chunk_buckets(prefill_chunk)[-1] // TILE) * TILE
 
 
 def chunk_buckets(prefill_chunk: int) -> tuple[int, ...]:

@@ -25,9 +25,8 @@ from mooncake_jax.model.attention import pages_per_tile
 
 _MASKED = -1e30  # not -inf: a row of length 0 would give inf - inf
 _TABLE_ENTRIES = 1 << 16  # int32 numbers: a quarter of the scalar memory (1 MiB) that holds the table during a call
-_TILE_BYTES = (
-    4 << 20
-)  # of keys and values; two tiles and the scores must fit what a kernel gets of VMEM (16 MiB on v5e)
+# Of keys and values: two tiles and the scores must fit what a kernel gets of VMEM (16 MiB on v5e).
+_TILE_BYTES = 4 << 20
 _LANES, _SUBLANES, _PACKED_ROWS = 128, 8, 16  # an array's last two axes lie in tiles of 8 x 128, or of 16 x 128 16-bit
 
 
