@@ -147,7 +147,7 @@ def _print_plan(model: "PipelineModel", prefill: "StepPlan", decoding: "StepPlan
         f"l (a n^2 d + b n d^2): b = {linear_factor(config):g} by the configuration; in decoding n^2 is batch x "
         f"context and a = {4 * heads:g}. The head is apart.",
         f"In prefill a = {2 * heads:g}, as the engine skips what is masked; it computes tiles that are masked in part, "
-        "and what pads the last chunk, whole. Its KVCache is the buffer it is computed in: a power of two, and a chunk.",
+        "and what pads the last chunk, whole. Its KVCache is the buffer it is computed in, a power of two and a chunk.",
         "The engine decodes on one device so far; several are planned as prefill's are.",
         "FLOPs are products in the compiled programs, loops counted as often as they turn. Temporaries and collectives "
         "are those of XLA's CPU compiler, which widens much of bfloat16 to float32, and so doubles what it sends.",
