@@ -8,6 +8,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from mooncake_jax.cache.messenger import Messenger
 from mooncake_jax.cache.pool import Block
 from mooncake_jax.cache.store import BlockLayout, BlockStore
 from mooncake_jax.cluster.export import Export
-from mooncake_jax.model.catalog import DEFAULT_MODEL_DIR, resolve
+from mooncake_jax.model.catalog import resolve
 from mooncake_jax.model.loading import load_model
 from mooncake_jax.parallel.compiling import enable_compile_cache
 from mooncake_jax.parallel.prefill import PrefillEngine
@@ -26,6 +27,7 @@ from mooncake_jax.request import Request
 from mooncake_jax.sched.messages import RunPrefill
 
 BLOCK = 64  # tokens
+SENDING_DEADLINE_S = 1800
 
 
 class Receiving:
@@ -78,7 +80,7 @@ class Experiment:
         self.engine.prefill(ids, on_layer=export.on_layer if layer_wise else lambda *piece: kept.append(piece))
         for piece in kept:
             export.on_layer(*piece)
-        export.finish()
+        export.finish(SENDING_DEADLINE_S)
         return time.monotonic() - begun
 
     def _export(self, tokens: int, links: ToRankOne) -> Export:
@@ -92,7 +94,7 @@ class Experiment:
 
 def main(model: str, model_dir: str, chunk: str, share: str, repeats: str, *lengths: str) -> None:
     comm, tokens = MPI.COMM_WORLD, [int(length) for length in lengths]
-    enable_compile_cache(DEFAULT_MODEL_DIR / "compiled")
+    enable_compile_cache(Path(model_dir) / "compiled")
     loaded = load_model(resolve(model, Path(model_dir)), "float32")
     config = loaded.config
     layout = BlockLayout(config.num_layers, BLOCK, config.num_kv_heads, config.head_dim, "float32")
@@ -120,6 +122,7 @@ def measure(experiment: Experiment, links: ToRankOne, tokens: list[int], repeats
     """By length the median seconds of each way, measured in turns."""
     figures = {}
     for length in tokens:
+        experiment.computed(length)
         ways = {
             "computed": lambda length=length: experiment.computed(length),
             "serialized": lambda length=length: experiment.stored(length, links, layer_wise=False),
@@ -131,4 +134,8 @@ def measure(experiment: Experiment, links: ToRankOne, tokens: list[int], repeats
     return figures
 
 
-main(*sys.argv[1:])
+try:
+    main(*sys.argv[1:])
+except BaseException:
+    traceback.print_exc()
+    MPI.COMM_WORLD.Abort(1)  # the other rank would wait for this one

@@ -3,10 +3,10 @@
 #
 #     scripts/mpi_hosts.sh HOSTFILE [flags of mooncake-jax replay]
 #
-# HOSTFILE has a host a line with the number of its ranks, as this MPI writes it: "node1 slots=2" (Open MPI) or
-# "node1:2" (MPICH); one rank if none is given. Ranks fill the hosts in order: Conductor, then the stages of the
-# first prefill instance, of the second, ..., then the decoding instances. So two prefill instances of two stages and
-# one decoding instance, a GPU host for each rank that computes, are
+# HOSTFILE has a host a line with the number of its ranks, "node1 slots=2" or "node1:2"; one rank if none is given.
+# Ranks fill the hosts in order: Conductor, then the stages of the first prefill instance, of the second, ..., then the
+# decoding instances. So two prefill instances of two stages and one decoding instance, a GPU host for each rank that
+# computes, are
 #
 #     node1 slots=2        # Conductor needs no GPU: it shares a host
 #     node2
@@ -20,28 +20,51 @@
 # for mpiexec go into $MPIEXEC_OPTIONS.
 set -euo pipefail
 
-if [ $# -lt 1 ] || [ ! -r "$1" ]; then
-    echo "mpi_hosts.sh: '${1-}' is no host file that can be read; usage: scripts/mpi_hosts.sh HOSTFILE [flags]" >&2
+fail() {
+    echo "mpi_hosts.sh: $1" >&2
     exit 2
-fi
+}
+
+[ $# -ge 1 ] && [ -f "$1" ] && [ -r "$1" ] ||
+    fail "'${1-}' is no host file that can be read; usage: scripts/mpi_hosts.sh HOSTFILE [flags]"
 hosts=$1
 shift
 python=${PYTHON:-python}
+command -v "$python" >/dev/null || fail "there is no command '$python': set PYTHON to your environment's python"
 
-ranks=$(sed 's/#.*//' "$hosts" | awk 'NF { n = 1; if (match($0, /(slots=|:)[0-9]+/)) { n = substr($0, RSTART, RLENGTH); gsub(/[^0-9]/, "", n) } total += n } END { print total + 0 }')
-if [ "$ranks" -lt 3 ]; then
-    echo "mpi_hosts.sh: $hosts gives $ranks ranks; Conductor, a prefill and a decoding instance need at least 3" >&2
-    exit 2
-fi
+# Every host with its number of ranks, which the two MPIs write and take for granted differently.
+named=()
+ranks=0
+while read -r line || [ -n "$line" ]; do
+    line=${line%%#*}
+    line=${line%$'\r'}
+    [[ $line =~ ^[[:space:]]*$ ]] && continue
+    if ! [[ $line =~ ^[[:space:]]*([A-Za-z0-9._-]+)(([[:space:]]+slots=|:)([1-9][0-9]{0,3}))?[[:space:]]*$ ]]; then
+        fail "$hosts: '$line' is no host with a number of ranks; write it as node1 slots=2, node1:2 or node1"
+    fi
+    count=${BASH_REMATCH[4]:-1}
+    named+=("${BASH_REMATCH[1]} $count")
+    ranks=$((ranks + count))
+done <"$hosts"
+[ "$ranks" -ge 3 ] || fail "$hosts gives $ranks ranks; Conductor, a prefill and a decoding instance need at least 3"
 
 # mpiexec with the options that its MPI needs, as the command itself would start it.
-read -ra mpiexec < <("$python" -c "
+options=$("$python" -c "
 import sys
 from mooncake_jax.cluster.launch import mpiexec_command
-print(*mpiexec_command(int(sys.argv[1])))" "$ranks")
+print(*mpiexec_command(int(sys.argv[1])))" "$ranks") || fail "'$python' cannot import mooncake_jax, or has no mpiexec"
+read -ra mpiexec <<<"$options"
+written=$(mktemp)
+trap 'rm -f "$written"' EXIT
 case " ${mpiexec[*]} " in
-*" ulfm "*) file_option=--hostfile ;;
-*) file_option=-f ;;
+*" ulfm "*)
+    printf '%s\n' "${named[@]/ / slots=}" >"$written"
+    file_option=--hostfile
+    ;;
+*)
+    printf '%s\n' "${named[@]/ /:}" >"$written"
+    file_option=-f
+    ;;
 esac
 # shellcheck disable=SC2086  # several options in one variable
-exec "${mpiexec[@]}" "$file_option" "$hosts" ${MPIEXEC_OPTIONS:-} "$python" -m mooncake_jax replay "$@"
+"${mpiexec[@]}" "$file_option" "$written" ${MPIEXEC_OPTIONS:-} "$python" -m mooncake_jax replay "$@"

@@ -41,7 +41,7 @@ def test_a_pipeline_across_two_hosts_serves_the_tokens_of_one(hosts, tmp_path):
     on_one = replay(tmp_path / "one", *flags, "--prefill=1").rows()
     before = hosts.sent()
     one, other = hosts.names
-    (tmp_path / "hosts").write_text(f"{one} slots=2  # Conductor and a stage\n{other} slots=2\n")
+    (tmp_path / "hosts").write_text(f"{one} slots=2  # Conductor and a stage\r\n{other}:2\n")
     environment = [f"PYTHON={sys.executable}", f"MPIEXEC_OPTIONS=--prtemca plm_ssh_agent {hosts.agent}"]
     launch = ["env", *environment, str(SCRIPTS / "mpi_hosts.sh"), str(tmp_path / "hosts")]
     run = replay(tmp_path / "two", *flags, "--prefill=1x2", command=hosts.command(one, launch))
@@ -55,7 +55,13 @@ def test_a_pipeline_across_two_hosts_serves_the_tokens_of_one(hosts, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"), [(None, "is no host file that can be read"), ("# none\na\nb:1\n", "gives 2 ranks")]
+    ("content", "complaint"),
+    [
+        (None, "is no host file that can be read"),
+        ("# none\na\nb:1\n", "gives 2 ranks"),
+        ("a\nb slots=many\n", "'b slots=many' is no host with a number of ranks"),
+        ("a max_slots=8 slots=2\n", "'a max_slots=8 slots=2' is no host"),
+    ],
 )
 def test_a_host_file_that_cannot_be_is_refused(tmp_path, content, complaint):
     file = tmp_path / "hosts"

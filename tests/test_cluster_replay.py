@@ -314,7 +314,9 @@ TRACE_LINE = '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_id
         (["--prefill_chunk=4096"], "--prefill_chunk=4096 is above the model's context of 2048"),
         (["--max_batch=100000"], "--max_batch=100000 requests need a page each"),
         (["--request_timeout=inf"], "every request needs a deadline"),
-        (["--link_gbps=0"], "--link_gbps=0.0: it must be above 0; leave it out for no limit"),
+        (["--link_gbps=0"], "--link_gbps=0.0: use 0.01 to 10000, or leave it out for no limit"),
+        (["--link_gbps=1e15"], "--link_gbps=1000000000000000.0: use 0.01 to 10000"),
+        (["--prefill=9000"], "--prefill=9000 and --decode=1 need 9002 ranks; this machine starts at most 256"),
     ],
 )
 def test_bad_input_ends_with_one_line_and_code_2(tmp_path, flags, complaint):

@@ -48,6 +48,19 @@ def test_meshes_compute_what_one_device_does(model, chunk, shapes):
         assert found["tokens"] and found["kv"] < 1e-4 and found["logits"] < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [7, 64, 512])
+@pytest.mark.parametrize(
+    ("model", "shapes"),
+    [
+        ("tiny-llama2", ("1x1", "2x1", "4x1", "1x2", "2x2", "4x2", "sp2")),
+        ("tiny-llama3", ("1x1", "2x1", "4x1", "1x2", "2x2", "4x2", "sp4")),
+    ],
+)
+def test_every_mesh_and_chunk_computes_what_one_device_does(model, chunk, shapes):
+    test_meshes_compute_what_one_device_does(model, chunk, shapes)
+
+
 @pytest.mark.parametrize(
     ("model", "chunk", "stages", "tp"),
     [("tiny-llama2", 64, 2, 1), ("tiny-llama3", 7, 4, 1), ("tiny-llama3", 512, 2, 2)],
@@ -59,7 +72,9 @@ def test_one_process_a_stage_computes_what_one_device_does(model, chunk, stages,
     assert report["compared"] == 9  # prompts: four alone, one with a reused prefix, four back to back
 
 
-@pytest.mark.parametrize("shapes", [("2x3",), pytest.param(("2x1", "4x1", "1x3", "sp2"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "shapes", [("2x3",), pytest.param(("1x1", "2x1", "4x1", "1x3", "sp2"), marks=pytest.mark.slow)]
+)
 def test_golden_tokens(smollm2_path, shapes):
     report = output(sys.executable, "pipeline_golden.py", smollm2_path, "512", *shapes, **EIGHT)
     assert report == dict.fromkeys(shapes, 7)

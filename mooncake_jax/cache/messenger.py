@@ -91,6 +91,7 @@ class Messenger:
         self._incoming: list[_Incoming] = []
         self._peers: dict[int, Peer] = {}
         self._lost: set[int] = set()
+        self._abandoned: list[_Transfer] = []  # with lost ranks: MPI may still touch their memory
         self._thread = threading.Thread(target=self._run, name="messenger", daemon=True)
         self.failure: BaseException | None = None
         self.bytes_sent = 0  # of messages and buffers, as handed to MPI until now
@@ -233,6 +234,7 @@ class Messenger:
             if complete:
                 on_done(transfer)
             elif transfer.rank in self._lost:
+                self._abandoned.append(transfer)
                 on_lost(transfer)
             else:
                 remaining.append(transfer)

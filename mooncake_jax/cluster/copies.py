@@ -4,6 +4,7 @@ Each stage copies its own layers to the same stage of the other instance. The so
 time; the target stores each as it lands and reports when the last layer is in.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,15 +14,24 @@ from mooncake_jax.cache.pool import Block
 from mooncake_jax.cache.store import BlockStore
 from mooncake_jax.cluster.config import stage_node
 from mooncake_jax.cluster.control import BlocksLayer, CopyFailed, StageCopied
-from mooncake_jax.cluster.links import TRANSFER_DEADLINE_S, Links
+from mooncake_jax.cluster.links import Links
 from mooncake_jax.sched.messages import CopyBlocks
 
 
 class BlockCopies:
-    """Both ends, for one stage. All its work is done in order on one thread."""
+    """Both ends, for one stage. All its work is done in order on one thread. deadline_s: for all of a copy's sends."""
 
-    def __init__(self, node: str, stage: int, store: BlockStore, links: Links, report: Callable[[StageCopied], None]):
+    def __init__(
+        self,
+        node: str,
+        stage: int,
+        store: BlockStore,
+        links: Links,
+        deadline_s: float,
+        report: Callable[[StageCopied], None],
+    ):
         self.node, self._stage, self._store, self._links, self._report = node, stage, store, links, report
+        self._deadline_s = deadline_s
         self._thread = ThreadPoolExecutor(1, "copies")
         self._layers_left: dict[int, int] = {}  # by dispatch, of what is landing here
         self._abandoned: set[int] = set()  # their late layers must not touch slots that are given away
@@ -47,8 +57,9 @@ class BlockCopies:
             header = BlocksLayer(copy.dispatch, layer, copy.target[:blocks])
             blocks_layer = self._store.read(slots, layer)
             sends.append(self._links.send_buffers(stage_node(copy.to, self._stage), header, [blocks_layer]))
+        deadline = time.monotonic() + self._deadline_s
         for future in sends:
-            future.result(TRANSFER_DEADLINE_S)
+            future.result(max(deadline - time.monotonic(), 0))
 
     # --- at the target
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from mooncake_jax.cache.store import BlockStore
 from mooncake_jax.cluster.control import KVPiece
-from mooncake_jax.cluster.links import TRANSFER_DEADLINE_S, Links
+from mooncake_jax.cluster.links import Links
+from mooncake_jax.parallel.stage import PrefillJob
 from mooncake_jax.sched.messages import RunPrefill
 
 
@@ -20,8 +21,10 @@ class Export:
     goes wrong is kept for finish().
 
     The request's leading `reuse` blocks are loaded, those with index in `missing` are stored. first_layer: the model's
-    number of the store's first layer.
+    number of the store's first layer. job: the prefill whose hooks these are, once there is one.
     """
+
+    job: PrefillJob | None = None
 
     def __init__(
         self,
@@ -60,11 +63,13 @@ class Export:
         """
         self._exports.append(self._thread.submit(self._export, layer, start, kv))
 
-    def finish(self) -> None:
-        """Wait until everything is stored and sent. Raises what went wrong: PeerLost, TimeoutError."""
+    def finish(self, deadline_s: float) -> None:
+        """Wait until everything is stored and sent, for so long at most. Raises what went wrong: PeerLost,
+        TimeoutError.
+        """
         if self._failure is not None:
             raise self._failure
-        deadline = time.monotonic() + TRANSFER_DEADLINE_S
+        deadline = time.monotonic() + deadline_s
         for future in self._exports:
             future.result(max(deadline - time.monotonic(), 0))
         for future in self._sends:

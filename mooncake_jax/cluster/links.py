@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-TRANSFER_DEADLINE_S = 120.0  # for everything one request sends
-
 
 class Links(Protocol):
     def send(self, node: str, message: Any) -> Future: ...

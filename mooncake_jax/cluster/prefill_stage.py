@@ -38,7 +38,7 @@ Report = BlocksChecked | StageDone | StageCopied
 
 
 class PrefillStage:
-    """Stage number `stage` of an instance of `stages`."""
+    """Stage number `stage` of an instance of `stages`. deadline_s: for what one request sends; nobody waits longer."""
 
     def __init__(
         self,
@@ -48,13 +48,15 @@ class PrefillStage:
         engine: PrefillEngine,
         store: BlockStore,
         links: Links,
+        deadline_s: float,
         report: Callable[[Report], None],
         post: Callable[[StageBroken], None],
     ):
         self.node, self.stage, self._stages = node, stage, stages
         self._engine, self._store, self._links, self._report, self._post = engine, store, links, report, post
-        self._copies = BlockCopies(node, stage, store, links, report)
-        self._underway: dict[PrefillJob, Export] = {}
+        self._deadline_s = deadline_s
+        self._copies = BlockCopies(node, stage, store, links, deadline_s, report)
+        self._underway: list[Export] = []
         self._check_thread = ThreadPoolExecutor(1, "check")
         self._export_thread = ThreadPoolExecutor(1, "export")
         self._finish_thread = ThreadPoolExecutor(1, "finish")
@@ -81,15 +83,20 @@ class PrefillStage:
         while True:
             try:
                 for job, result in self._engine.run(self._chunks(orders())):
-                    self._finish_thread.submit(self._finish, self._underway.pop(job), result)
+                    self._finish_thread.submit(self._finish, self._take(job), result)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 if self._stages > 1:
                     self._post(StageBroken(reason))
                     return
-                for export in self._underway.values():
+                for export in self._underway:
                     self._finish_thread.submit(self._fail, export, reason)
                 self._underway.clear()
+
+    def _take(self, job: PrefillJob) -> Export:
+        export = next(export for export in self._underway if export.job is job)
+        self._underway.remove(export)
+        return export
 
     def _chunks(self, orders: Iterable[Order]) -> Iterator[Chunk | None]:
         for order in orders:
@@ -100,30 +107,31 @@ class PrefillStage:
 
     def _begin(self, entered: EnterPrompt) -> PrefillJob:
         run, request, reuse = entered.run, entered.run.request, entered.reuse
-        missing = stored_blocks(entered)
-        self._store.claim([run.blocks[i] for i in missing])
-        first_layer = self._engine.layers[0]
+        missing, first_layer = stored_blocks(entered), self._engine.layers[0]
         export = Export(run, reuse, frozenset(missing), self._store, first_layer, self._links, self._export_thread)
+        self._underway.append(export)
+        self._store.claim([run.blocks[i] for i in missing])
         reused_tokens = min(reuse * self._store.layout.tokens, request.prompt_tokens - 1)
-        job = self._engine.job(
+        export.job = self._engine.job(
             request.prompt_ids,
             prefix_len=reused_tokens,
             load_layer=lambda layer: export.load_layer(layer, reused_tokens, self._engine.dtype),
             on_layer=export.on_layer,
             sampling=request.sampling,
         )
-        self._underway[job] = export
-        return job
+        return export.job
 
     # --- on the finishing thread
 
     def _finish(self, export: Export, result: Callable[[], FirstToken] | None) -> None:
         run = export.run
         try:
-            export.finish()
+            export.finish(self._deadline_s)
             top_logits = () if result is None else self._hand_over(export, result())
         except PeerLost:
             self._fail(export, f"{run.decoding} is lost")
+        except TimeoutError:
+            self._fail(export, f"its KVCache was not sent within {self._deadline_s:g} s")
         except Exception as error:
             self._fail(export, f"{type(error).__name__}: {error}")
         else:
@@ -137,7 +145,7 @@ class PrefillStage:
 
     def _fail(self, export: Export, reason: str) -> None:
         """Conductor gives the slots away when it hears of this: nothing may write them any more."""
-        wait([self._export_thread.submit(int)])
+        wait([self._export_thread.submit(int)], self._deadline_s)
         self._report(StageDone(export.run.dispatch, self.stage, reason))
 
     # --- called on the messenger's thread

@@ -85,7 +85,9 @@ def _become_stage(member: Member, config: ClusterConfig, path: Location, longest
     ready = Ready(member.node, model_fingerprint(path, config.dtype), slots, measured, engine.compile_count, warm_up_s)
 
     def make(report: Callable[[Report], None]) -> PrefillStage:
-        return PrefillStage(member.node, stage, config.stages, engine, store, member, report, member.post)
+        return PrefillStage(
+            member.node, stage, config.stages, engine, store, member, config.request_timeout, report, member.post
+        )
 
     if stage:
         return None, FollowingStage(make(lambda report: member.send(instance, report))), ready

@@ -33,6 +33,8 @@ from mooncake_jax.workload.trace import read_trace, trace_requests
 
 FLAGS = flags.FlagValues()
 MPI_START_DEADLINE_S = 60
+LEAST_GBPS, MOST_GBPS = 0.01, 10_000  # slower, and the measurements at the start would take minutes
+MOST_RANKS_HERE = 256  # more on one machine are a slip of the pen
 TRACE_FLAGS = ("limit", "length_scale", "time_scale")
 WORKLOAD_FLAGS = ("prompts", "trace", *TRACE_FLAGS, "interval_s", "seed")
 
@@ -116,8 +118,7 @@ def make_plan(ranks: int | None = None) -> Plan:
     out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
     check_writable(out)
     config, measured = _config(), None
-    if ranks is not None:
-        _check_ranks(config, ranks)
+    _check_ranks(config, ranks)
     if config.dtype == "auto":
         config, measured = _choose_dtype(config, ranks is not None)
     path = resolve(FLAGS.model, Path(FLAGS.model_dir))
@@ -149,8 +150,10 @@ def _check_flags() -> None:
     for name in ("ttft_slo", "tbt_slo", "request_timeout"):
         if not FLAGS[name].value > 0:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be above 0 seconds")
-    if FLAGS.link_gbps is not None and not 0 < FLAGS.link_gbps < math.inf:
-        raise UsageError(f"--link_gbps={FLAGS.link_gbps}: it must be above 0; leave it out for no limit")
+    if FLAGS.link_gbps is not None and not LEAST_GBPS <= FLAGS.link_gbps <= MOST_GBPS:
+        raise UsageError(
+            f"--link_gbps={FLAGS.link_gbps}: use {LEAST_GBPS} to {MOST_GBPS}, or leave it out for no limit"
+        )
     if math.isinf(FLAGS.request_timeout):
         raise UsageError("--request_timeout=inf: every request needs a deadline; name a number of seconds")
 
@@ -162,9 +165,11 @@ def _config() -> ClusterConfig:
 
 
 def _instances_and_stages(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text)
+    found = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", text)
     if found is None:
-        raise UsageError(f"--prefill={text}: write how many instances, or instances x stages of each, as in 2 or 2x4")
+        raise UsageError(
+            f"--prefill={text}: write how many instances, or instances x stages of each, as in 2 or 2x4, to 9999"
+        )
     return int(found[1]), int(found[2] or 1)
 
 
@@ -176,9 +181,14 @@ def _choose_dtype(config: ClusterConfig, measure: bool) -> tuple[ClusterConfig, 
     return dataclasses.replace(config, dtype=choice.dtype), str(choice)
 
 
-def _check_ranks(config: ClusterConfig, ranks: int) -> None:
-    needed = len(config.nodes)
-    if ranks != needed:
+def _check_ranks(config: ClusterConfig, ranks: int | None) -> None:
+    needed = 1 + config.prefill * config.stages + config.decode
+    if ranks is None and needed > MOST_RANKS_HERE:
+        raise UsageError(
+            f"--prefill={FLAGS.prefill} and --decode={FLAGS.decode} need {needed} ranks; this machine starts at most "
+            f"{MOST_RANKS_HERE}: lower them, or start them on several with mpiexec"
+        )
+    if ranks not in (None, needed):
         raise UsageError(
             f"mpiexec started {ranks} ranks, but Conductor, --prefill={FLAGS.prefill} and --decode={config.decode} "
             f"need {needed}: start {needed}, or change the flags"

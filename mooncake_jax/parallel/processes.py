@@ -10,7 +10,7 @@ import jax
 
 from mooncake_jax.errors import UsageError
 
-HEARTBEAT_S = 10
+HEARTBEAT_S = 8  # and what follows from a missing one within 10
 JOIN_DEADLINE_S = 120
 LEAVE_DEADLINE_S = 3
 
@@ -19,11 +19,11 @@ def join_processes(coordinator: str, processes: int, process: int) -> None:
     """Call it on each of so many processes before anything asks JAX for devices; process counts from 0, in the order of
     stages. coordinator: "host:port" where process 0 is to listen. Raises RuntimeError if not all come in time.
     """
-    # All three are given, so that JAX looks for no cluster: it would find the whole MPI world.
     jax.distributed.initialize(
         coordinator,
         processes,
         process,
+        cluster_detection_method="deactivate",  # it would find the whole MPI world, and wait for it
         initialization_timeout=JOIN_DEADLINE_S,
         heartbeat_timeout_seconds=HEARTBEAT_S,
         shutdown_timeout_seconds=LEAVE_DEADLINE_S,
