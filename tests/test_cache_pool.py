@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cache.pool import KVCachePool
 
 A, B, C, D = (bytes([i]) * 32 for i in range(4))
@@ -52,6 +53,37 @@ def test_least_recently_used_leaves_first_and_heads_outlive_tails():
     assert (pool.match([A, B])["p0"], pool.match([D])["p0"]) == (1, 1)
 
 
+def test_the_policy_decides_what_leaves_first():
+    found = {}
+    for eviction in POLICIES:
+        pool = KVCachePool({"p0": 3}, eviction)
+        landed(pool, "p0", [A])
+        landed(pool, "p0", [A])  # used twice
+        landed(pool, "p0", [B])
+        landed(pool, "p0", [C])
+        landed(pool, "p0", [D])
+        found[eviction] = [key for key in (A, B, C, D) if pool.match([key])["p0"]]
+    used_twice_stays, oldest_leaves = [A, C, D], [B, C, D]
+    assert found == {
+        "lru": oldest_leaves,
+        "lfu": used_twice_stays,
+        "length": used_twice_stays,
+        "fifo": oldest_leaves,
+        "sieve": used_twice_stays,
+    }
+
+
+def test_room_for_a_prompt_is_not_made_of_its_own_blocks():
+    pool = KVCachePool({"p0": 3})
+    landed(pool, "p0", [A, B, C])
+    damaged = pool.reserve("p0", [A])
+    pool.lose("p0", damaged)
+    pool.release("p0", damaged)
+    held = pool.reserve("p0", [A, B, C, D])
+    assert [block.key for block in held] == [A, B, C], "D finds no room, B and C stay"
+    pool.check()
+
+
 def test_pinned_blocks_are_never_evicted():
     pool = KVCachePool({"p0": 2})
     held = pool.reserve("p0", [A, B])
@@ -97,10 +129,10 @@ def test_a_lost_node_is_forgotten_with_its_pins():
     assert pool.pins() == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_operations_keep_the_invariants(seed):
-    rng = random.Random(seed)
-    pool = KVCachePool({"p0": 12, "p1": 5})
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_random_operations_keep_the_invariants(eviction):
+    rng = random.Random(eviction)
+    pool = KVCachePool({"p0": 12, "p1": 5}, eviction)
     chains = [[bytes([c, i]) * 16 for i in range(8)] for c in range(6)]
     held = []
     for _ in range(3000):

@@ -42,7 +42,7 @@ class ActorSettings:
         view = ClusterView(
             prefill={node: PrefillQueue() for node in config.prefill_nodes},
             decoding={node: DecodingLoad() for node in config.decoding_nodes},
-            pool=KVCachePool(self.slots),
+            pool=KVCachePool(self.slots, config.eviction),
             cost=self.cost,
             slo=SLO(config.ttft_slo, config.tbt_slo),
             block_size=config.block_size,

@@ -13,9 +13,10 @@ class ClusterConfig:
     """Rank 0 is Conductor, then come the prefill instances, a rank for each of their stages, then the decoding
     instances.
 
-    tp: devices of each stage; dram_mib: MiB of DRAM that each stage lends to the KVCache pool; device_kv_tokens: tokens
-    of KVCache that a decoding instance holds in device memory; request_timeout in seconds from arrival; link_gbps: the
-    modelled rate of what an instance's rank sends, None for as fast as it goes.
+    tp: devices of each stage; dram_mib: MiB of DRAM that each stage lends to the KVCache pool; eviction: which block of
+    the pool leaves first (cache/eviction.py); device_kv_tokens: tokens of KVCache that a decoding instance holds in
+    device memory; request_timeout in seconds from arrival; link_gbps: the modelled rate of what an instance's rank
+    sends, None for as fast as it goes.
     """
 
     model: str
@@ -28,6 +29,7 @@ class ClusterConfig:
     prefill_chunk: int
     block_size: int
     dram_mib: int
+    eviction: str
     device_kv_tokens: int
     max_batch: int
     link_gbps: float | None

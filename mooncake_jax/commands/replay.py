@@ -17,6 +17,7 @@ from pathlib import Path
 import mpi4py
 from absl import flags
 
+from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
 from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
@@ -68,6 +69,7 @@ def _define() -> None:
     flags.DEFINE_integer("prefill_chunk", 512, "most tokens that a prefill computes at once", **kwargs)
     flags.DEFINE_integer("block_size", 16, "tokens of a KVCache block", **kwargs)
     flags.DEFINE_integer("dram_mib", 1024, "MiB of DRAM that each prefill rank lends to the KVCache pool", **kwargs)
+    flags.DEFINE_enum("eviction", "lru", list(POLICIES), "which block of the KVCache pool leaves first", **kwargs)
     flags.DEFINE_integer(
         "device_kv_tokens", 16384, "tokens of KVCache in a decoding instance's device memory", **kwargs
     )
