@@ -105,7 +105,7 @@ def main(model: str, model_dir: str, chunk: str, share: str, repeats: str, *leng
         experiment.computed(max(tokens))
         gbps = max(tokens) * layout.bytes_per_token * 8e-9 / (float(share) * experiment.computed(max(tokens)))
     del loaded
-    gbps = comm.bcast(gbps)
+    gbps = receive_quietly(comm, gbps)
     messenger = Messenger(comm, Receiving(layout))
     messenger.limit(gbps)
     messenger.start()
@@ -114,8 +114,20 @@ def main(model: str, model_dir: str, chunk: str, share: str, repeats: str, *leng
         print(
             json.dumps({"link_gbps": gbps, "bytes_per_token": layout.bytes_per_token, "lengths": figures}), flush=True
         )
-    comm.barrier()
+    end = comm.Ibarrier()
+    while not end.Test():  # Barrier would take a core from the other rank
+        time.sleep(0.01)
     messenger.close()
+
+
+def receive_quietly(comm: MPI.Comm, value: float | None) -> float:
+    """Rank 0's value; MPI's own waiting would take a core from what rank 0 measures before it sends."""
+    if comm.rank == 0:
+        comm.send(value, 1)
+        return value
+    while not comm.iprobe(0):
+        time.sleep(0.01)
+    return comm.recv(source=0)
 
 
 def measure(experiment: Experiment, links: ToRankOne, tokens: list[int], repeats: int) -> dict[int, dict[str, float]]:
