@@ -15,7 +15,7 @@ and is reported once; what was under way to or from it ends with PeerLost.
 import queue
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -87,8 +87,10 @@ class Messenger:
         self._queue: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._close_by: float | None = None
-        self._outgoing: list[_Outgoing] = []
-        self._incoming: list[_Incoming] = []
+        # By rank, in the order they were sent, messages apart from buffers. They end in this order, so that only the
+        # first ones need be looked at, however many wait behind a slow link.
+        self._outgoing: defaultdict[tuple[int, bool], deque[_Outgoing]] = defaultdict(deque)
+        self._incoming: defaultdict[int, deque[_Incoming]] = defaultdict(deque)
         self._peers: dict[int, Peer] = {}
         self._lost: set[int] = set()
         self._abandoned: list[_Transfer] = []  # with lost ranks: MPI may still touch their memory
@@ -127,7 +129,7 @@ class Messenger:
         self._close_by = time.monotonic() + deadline_s
         self._wake.set()
         self._thread.join(deadline_s + 1.0)
-        return not (self._thread.is_alive() or self._outgoing or self._incoming)
+        return not (self._thread.is_alive() or any(self._outgoing.values()) or any(self._incoming.values()))
 
     # All below runs on the messenger's thread.
 
@@ -154,7 +156,7 @@ class Messenger:
     def _closed(self) -> bool:
         if self._close_by is None:
             return False
-        return (self._queue.empty() and not self._outgoing) or time.monotonic() > self._close_by
+        return (self._queue.empty() and not any(self._outgoing.values())) or time.monotonic() > self._close_by
 
     def _post_queued(self) -> int:
         posted = 0
@@ -170,7 +172,7 @@ class Messenger:
                 self._lose(outgoing.rank)
                 outgoing.done.set_exception(PeerLost(f"rank {outgoing.rank} is lost"))
             else:
-                self._outgoing.append(outgoing)
+                self._outgoing[outgoing.rank, bool(outgoing.buffers)].append(outgoing)
         return posted
 
     def _post(self, outgoing: _Outgoing) -> None:
@@ -222,25 +224,27 @@ class Messenger:
             lambda i: None,
         )
 
-    def _poll_transfers(self, transfers: list, on_done: Callable, on_lost: Callable) -> int:
-        """Drop from the list, in place, what is complete or lost; returns how many were."""
-        remaining = []
-        for transfer in transfers:
-            try:
-                complete = transfer.complete()
-            except MPI.Exception:
-                self._lose(transfer.rank)
-                complete = False
-            if complete:
-                on_done(transfer)
-            elif transfer.rank in self._lost:
-                self._abandoned.append(transfer)
-                on_lost(transfer)
-            else:
-                remaining.append(transfer)
-        moved = len(transfers) - len(remaining)
-        transfers[:] = remaining
+    def _poll_transfers(self, lines: dict[Any, deque], on_done: Callable, on_lost: Callable) -> int:
+        """Drop from the front of each line what is complete or lost; returns how many were."""
+        moved = 0
+        for line in lines.values():
+            while line and self._has_ended(line[0], on_done, on_lost):
+                line.popleft()
+                moved += 1
         return moved
+
+    def _has_ended(self, transfer: _Transfer, on_done: Callable, on_lost: Callable) -> bool:
+        try:
+            complete = transfer.complete()
+        except MPI.Exception:
+            self._lose(transfer.rank)
+            complete = False
+        if complete:
+            on_done(transfer)
+        elif transfer.rank in self._lost:
+            self._abandoned.append(transfer)
+            on_lost(transfer)
+        return complete or transfer.rank in self._lost
 
     def _poll_peers(self) -> int:
         moved = 0
@@ -263,7 +267,7 @@ class Messenger:
         # Buffers nobody wants must still be received, or they would be taken for the next ones.
         targets = [part for a in placed or [np.empty(size, np.uint8) for size in sizes] for part in pieces(a, piece)]
         requests = deque(self._comm.Irecv(target, source, BUFFER_TAG) for target in targets)
-        self._incoming.append(_Incoming(source, message, placed, requests=requests, keep=targets))
+        self._incoming[source].append(_Incoming(source, message, placed, requests=requests, keep=targets))
 
     def _lose(self, rank: int) -> None:
         if rank in self._lost:
