@@ -110,6 +110,7 @@ def test_tensor_parallel_stages_give_the_same_tokens(single, prompts, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_hot_blocks_are_copied_stage_by_stage(tmp_path):
     shared = prompt("x", 1000, seed=1)["prompt_ids"]
     rows = [{"id": "seed", "prompt_ids": shared, "max_tokens": 2, "arrival_s": 0}]
