@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,8 +11,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from mooncake_jax.cluster.launch import mpiexec_command
 from mooncake_jax.cluster.record import decode, digest
 
+TINY = f"--model={Path(__file__).parent / 'data' / 'tiny-llama2'}"
+needs_ulfm = pytest.mark.skipif(
+    "ulfm" not in mpiexec_command(1), reason="only Open MPI with ULFM lets the other ranks live on"
+)
 DEADLINE_S = 300
 REPLAY = [sys.executable, "-m", "mooncake_jax", "replay"]
 
@@ -103,6 +111,12 @@ def wait_for_message(process, out, kind):
 
 def kill(pid, signum=signal.SIGKILL):
     os.kill(pid, signum)
+
+
+def prompt(name, length, seed=0, **fields):
+    """A line of a prompts file for TINY."""
+    rng = random.Random(seed)
+    return {"id": name, "prompt_ids": [rng.randrange(320) for _ in range(length)], "max_tokens": 6, **fields}
 
 
 def write_prompts(path, prompts):

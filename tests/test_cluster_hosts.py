@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_run import replay, write_prompts
-from test_cluster_replay import TINY, prompt
+from cluster_run import TINY, prompt, replay, write_prompts
 
 from mooncake_jax.cluster.launch import mpiexec_command
 from mooncake_jax.request import COMPLETED

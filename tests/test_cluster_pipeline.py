@@ -6,9 +6,12 @@ import time
 import pytest
 from cluster_run import (
     REPLAY,
+    TINY,
     finish,
     kill,
     left_behind,
+    needs_ulfm,
+    prompt,
     ranks,
     replay,
     replayed_differences,
@@ -17,7 +20,6 @@ from cluster_run import (
     wait_for_rows,
     write_prompts,
 )
-from test_cluster_replay import TINY, needs_ulfm, prompt
 
 from mooncake_jax.cluster.actors import ActorSettings
 from mooncake_jax.cluster.launch import mpiexec_command
@@ -108,23 +110,6 @@ def test_tensor_parallel_stages_give_the_same_tokens(single, prompts, tmp_path):
     assert {name: row["token_ids"] for name, row in run.rows().items()} == {
         n: r["token_ids"] for n, r in expected.items()
     }
-
-
-@pytest.mark.slow
-def test_hot_blocks_are_copied_stage_by_stage(tmp_path):
-    shared = prompt("x", 1000, seed=1)["prompt_ids"]
-    rows = [{"id": "seed", "prompt_ids": shared, "max_tokens": 2, "arrival_s": 0}]
-    for i in range(12):
-        ids = shared + prompt("x", 400, seed=10 + i)["prompt_ids"]
-        rows.append({"id": f"r{i}", "prompt_ids": ids, "max_tokens": 2, "arrival_s": 5})
-    path = write_prompts(tmp_path / "prompts.jsonl", rows)
-    run = replay(tmp_path / "out", TINY, f"--prompts={path}", "--prefill=2x2", CHUNK)
-    ended = run.rows()
-    assert all(row["status"] == COMPLETED for row in ended.values())
-    assert {row["prefill_instance"] for row in ended.values()} == {"prefill0", "prefill1"}
-    copies = run.messages("BlocksReplicated")
-    assert copies and all(m["reason"] is None and len(m["blocks"]) for m in copies)
-    assert all(ended[f"r{i}"]["reused_tokens"] == 992 for i in range(12))
 
 
 @needs_ulfm

@@ -4,18 +4,19 @@ ranks.
 
 import dataclasses
 import json
-import random
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from cluster_run import (
     REPLAY,
+    TINY,
     finish,
     kill,
     left_behind,
+    needs_ulfm,
+    prompt,
     ranks,
     replay,
     replayed_differences,
@@ -31,16 +32,6 @@ from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Outcome
 from mooncake_jax.workload.multiturn import ideal_reuse, multi_turn
 from mooncake_jax.workload.prompts import read_prompts
 from mooncake_jax.workload.prompts import write_prompts as write_multi_turn
-
-TINY = f"--model={Path(__file__).parent / 'data' / 'tiny-llama2'}"
-needs_ulfm = pytest.mark.skipif(
-    "ulfm" not in mpiexec_command(1), reason="only Open MPI with ULFM lets the other ranks live on"
-)
-
-
-def prompt(name, length, seed=0, **fields):
-    rng = random.Random(seed)
-    return {"id": name, "prompt_ids": [rng.randrange(320) for _ in range(length)], "max_tokens": 6, **fields}
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +152,8 @@ def test_multi_turn_reuse_equals_one_pool_of_full_blocks(tmp_path):
     assert sum(rows[p.id]["reused_tokens"] / len(p.prompt_ids) for p in prompts) / 40 >= 0.5
 
 
-def test_hot_blocks_are_copied_between_prefill_instances(tmp_path):
+@pytest.mark.parametrize("prefill", ["2", pytest.param("2x2", marks=pytest.mark.slow)])
+def test_hot_blocks_are_copied_between_prefill_instances(tmp_path, prefill):
     """All at once: the shared prefix is computed once, and copied to the instance that has it not."""
     shared = prompt("x", 1000, seed=1)["prompt_ids"]
     prompts = [{"id": "seed", "prompt_ids": shared, "max_tokens": 2, "arrival_s": 0}]
@@ -169,12 +161,12 @@ def test_hot_blocks_are_copied_between_prefill_instances(tmp_path):
         ids = shared + prompt("x", 400, seed=10 + i)["prompt_ids"]
         prompts.append({"id": f"r{i}", "prompt_ids": ids, "max_tokens": 2, "arrival_s": 5})
     path = write_prompts(tmp_path / "prompts.jsonl", prompts)
-    run = replay(tmp_path / "out", TINY, f"--prompts={path}", "--prefill_chunk=64")
+    run = replay(tmp_path / "out", TINY, f"--prompts={path}", f"--prefill={prefill}", "--prefill_chunk=64")
     rows = run.rows()
     assert all(row["status"] == COMPLETED for row in rows.values())
     assert {row["prefill_instance"] for row in rows.values()} == {"prefill0", "prefill1"}
-    assert [m["reason"] for m in run.messages("BlocksReplicated")]
-    assert all(m["reason"] is None for m in run.messages("BlocksReplicated"))
+    copies = run.messages("BlocksReplicated")
+    assert copies and all(m["reason"] is None and m["blocks"] for m in copies)
     assert all(rows[f"r{i}"]["reused_tokens"] == 992 for i in range(12))
     assert replayed_differences(run, ActorSettings.from_json(run.summary()["settings"]).actors()) == []
 
@@ -182,6 +174,7 @@ def test_hot_blocks_are_copied_between_prefill_instances(tmp_path):
 def test_a_slow_link_shows_in_what_transfers_are_measured_to_take(tmp_path):
     path = write_prompts(tmp_path / "prompts.jsonl", [prompt("a", 1000, seed=1)])
     run = replay(tmp_path / "out", TINY, f"--prompts={path}", "--prefill=1", "--link_gbps=0.1")
+    assert run.summary()["sent_bytes"]["prefill0"] > 1000 * run.summary()["settings"]["bytes_per_token"]
     _, per_byte = run.summary()["settings"]["cost"]["transfer_coefficients"]
     assert per_byte > 0.9 / (0.1e9 / 8)
     assert run.rows()["a"]["status"] == COMPLETED

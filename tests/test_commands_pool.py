@@ -13,7 +13,7 @@ import pytest
 from mooncake_jax.cache.ssd import SSDStore
 from mooncake_jax.cache.ssd_format import StoredModel, slot_index
 from mooncake_jax.cache.store import BlockLayout
-from mooncake_jax.commands import pool
+from mooncake_jax.commands import pool, progress
 from mooncake_jax.errors import UsageError
 
 LAYOUT = BlockLayout(layers=3, tokens=4, kv_heads=2, head_dim=32, dtype="bfloat16")
@@ -192,7 +192,7 @@ def test_the_command_needs_no_jax():
 
 
 def test_long_readings_tell_the_time_left(ssd_dir, capsys, monkeypatch):
-    monkeypatch.setattr(pool, "_LINE_INTERVAL_S", 0)
+    monkeypatch.setattr(progress, "_LINE_INTERVAL_S", 0)
     assert run("verify", f"--ssd_dir={ssd_dir}") == 0
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 6 and lines[-1].startswith("100% read, about 0 s left")
+    assert len(lines) == 6 and lines[-1].startswith("100% read in 0 s, about 0 s left")

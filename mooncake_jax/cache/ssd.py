@@ -182,11 +182,16 @@ class SSDStore:
             self._spare_rows.append(rows)
         return header
 
-    def _delete(self, key: bytes) -> Result:
+    def _held(self, key: bytes) -> tuple[int, Header | None]:
+        """The block's slot, and its header if it is there."""
         index = slot_index(key)
         with self._mutex:
             header = self._directory.get(index)
-        if header is None or header.key != key:
+        return index, header if header is not None and header.key == key else None
+
+    def _delete(self, key: bytes) -> Result:
+        index, header = self._held(key)
+        if header is None:
             return Result(Status.MISSING)
         try:
             self._array.delete(index)
@@ -196,10 +201,8 @@ class SSDStore:
         return _DONE
 
     def _read(self, key: bytes, layers: Sequence[int], out: np.ndarray) -> Result:
-        index = slot_index(key)
-        with self._mutex:
-            header = self._directory.get(index)
-        if header is None or header.key != key:
+        index, header = self._held(key)
+        if header is None:
             return Result(Status.MISSING)
         try:
             self._array.read(index, layers, header.sums, out)

@@ -49,8 +49,14 @@ class ConductorRank(Rank):
         self.interrupted = False
         self._alive = set(range(1, comm.Get_size()))
         self._lost: set[str] = set()  # instances
+        self._sent_bytes: dict[int, int] = {}  # by rank
         self._arriving: dict[str, Request] = {}  # not given to Conductor yet
         self._unended = 0
+
+    @property
+    def sent_bytes(self) -> dict[str, int]:
+        """What each other rank has sent, by its name, once it has stopped in good order."""
+        return {self.nodes[rank]: sent for rank, sent in sorted(self._sent_bytes.items())}
 
     # --- setting up
 
@@ -162,7 +168,10 @@ class ConductorRank(Rank):
         deadline = time.monotonic() + (INTERRUPTED_DEADLINE_S if self.interrupted else STOP_DEADLINE_S)
         while self._alive:
             match self.receive(deadline):
-                case Bye(rank) | PeerGone(rank=rank):
+                case Bye(rank, sent_bytes):
+                    self._alive.discard(rank)
+                    self._sent_bytes[rank] = sent_bytes
+                case PeerGone(rank=rank):
                     self._alive.discard(rank)
                 case EventLines(lines) if results is not None:
                     results.add_events(lines)

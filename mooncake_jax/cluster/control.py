@@ -86,6 +86,7 @@ class Stop:
 @dataclass(frozen=True, slots=True)
 class Bye:
     rank: int
+    sent_bytes: int  # to other ranks, messages and buffers
 
 
 # --- between the ranks of one prefill instance, whose first one speaks for it

@@ -67,7 +67,7 @@ class InstanceRank(Rank):
         self.clock.zero = begin.zero - offset
         serve({self.node: Recorded(self.node, actor, self._record)} if actor is not None else {}, self)
         self._flush()
-        self.send(CONDUCTOR, Bye(self.rank))
+        self.send(CONDUCTOR, Bye(self.rank, self.messenger.bytes_sent))
         if self._shares_runtime(setup.config) and not self._orphaned:
             leave_processes()
         return 1 if self._orphaned else 0
@@ -76,7 +76,7 @@ class InstanceRank(Rank):
         return config.stages > 1 and self.node not in config.decoding_nodes
 
     def _early_end(self) -> int:
-        self.messenger.send(0, Bye(self.rank))
+        self.messenger.send(0, Bye(self.rank, self.messenger.bytes_sent))
         return 0
 
     def _expect(self, kind: type) -> Any | None:

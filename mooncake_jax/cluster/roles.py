@@ -1,7 +1,6 @@
 """How a rank becomes what it is told to be: a stage of a prefill instance, or a decoding instance."""
 
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +16,7 @@ from mooncake_jax.cluster.frontend import stop_ids
 from mooncake_jax.cluster.links import Links
 from mooncake_jax.cluster.measure import measure_prefill, measure_steps, measure_transfer, timed
 from mooncake_jax.cluster.prefill_hardware import PrefillHardware
-from mooncake_jax.cluster.prefill_stage import PrefillStage, Report
+from mooncake_jax.cluster.prefill_stage import PrefillStage
 from mooncake_jax.cluster.rank import Hardware
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.catalog import resolve
@@ -84,15 +83,11 @@ def _become_stage(member: Member, config: ClusterConfig, path: Location, longest
         raise UsageError(f"--dram_mib={config.dram_mib}: this machine does not have so much; lower it") from None
     ready = Ready(member.node, model_fingerprint(path, config.dtype), slots, measured, engine.compile_count, warm_up_s)
 
-    def make(report: Callable[[Report], None]) -> PrefillStage:
-        return PrefillStage(
-            member.node, stage, config.stages, engine, store, member, config.request_timeout, report, member.post
-        )
-
+    made_of = (member.node, stage, config.stages, engine, store, member, config.request_timeout)
     if stage:
-        return None, FollowingStage(make(lambda report: member.send(instance, report))), ready
+        return None, FollowingStage(*made_of, lambda report: member.send(instance, report), member.post), ready
     hardware = PrefillHardware(instance, config.stage_nodes(instance)[1:], config.block_size, member, member.post)
-    hardware.start(make(hardware.on_report))
+    hardware.start(PrefillStage(*made_of, hardware.on_report, member.post))
     return prefill_instance(instance, config), hardware, ready
 
 

@@ -2,20 +2,17 @@
 
 import signal
 import sys
-import time
 from pathlib import Path
 
 from absl import flags
-from rich import progress as bars
-from rich.console import Console
 
+from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.catalog import DEFAULT_MODEL_DIR, resolve
 from mooncake_jax.model.config import DTYPE_BYTES
 
 FLAGS = flags.FlagValues()
 EXIT_INTERRUPTED = 130
-_LINE_INTERVAL_S = 10  # between lines where there is no terminal
 
 
 def _define() -> None:
@@ -42,7 +39,7 @@ def main(arguments: list[str]) -> int:
     from mooncake_jax.model.conversion import convert_model
 
     try:
-        with _Interruption() as interruption, _Progress() as progress:
+        with _Interruption() as interruption, WorkProgress("converting", "converted") as progress:
 
             def after_part(done: int, total: int) -> None:
                 progress.update(done, total)
@@ -76,34 +73,3 @@ class _Interruption:
 
     def __exit__(self, *exception: object) -> None:
         signal.signal(signal.SIGINT, self._before)
-
-
-class _Progress:
-    """A context manager: a bar with the time left on a terminal; elsewhere a plain line now and then."""
-
-    def __init__(self):
-        console = Console(stderr=True)
-        columns = (bars.BarColumn(), bars.TaskProgressColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
-        self._bar = bars.Progress("converting", *columns, console=console) if console.is_terminal else None
-
-    def __enter__(self) -> "_Progress":
-        self._started = self._last_line = time.monotonic()
-        if self._bar:
-            self._bar.start()
-            self._task = self._bar.add_task("")
-        return self
-
-    def update(self, done: int, total: int) -> None:
-        """Parameters converted, of how many."""
-        if self._bar:
-            self._bar.update(self._task, completed=done, total=total)
-            return
-        now = time.monotonic()
-        if now - self._last_line >= _LINE_INTERVAL_S:
-            self._last_line, elapsed = now, now - self._started
-            left = elapsed / done * (total - done)
-            print(f"{done / total:.0%} converted in {elapsed:.0f} s, about {left:.0f} s left", file=sys.stderr)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar:
-            self._bar.stop()

@@ -6,25 +6,23 @@ One pool, requests in the order of their timestamps, no time: see cache/hit_rate
 import json
 import math
 import sys
-import time
 import warnings
 from itertools import product
 from pathlib import Path
 
 from absl import flags
-from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mooncake_jax.cache.hit_rates import OPTIMAL, POLICY_NAMES, HitRate, hit_rate
+from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.errors import UsageError
 from mooncake_jax.workload.trace import TraceRow, read_trace
 
 FLAGS = flags.FlagValues()
 _TABLE_1 = ["1000", "10000", "30000", "50000", "100000", "inf"]
 _WIDTH = 120  # where there is no terminal to ask
-_LINE_INTERVAL_S = 10  # between lines of progress where there is no terminal
 _LEGEND = (
     "All blocks of a request are looked up before any is inserted, and each counts by itself. lfu and length forget "
     f"what was evicted. {OPTIMAL} knows the future: no policy can do better."
@@ -96,21 +94,11 @@ def _read(path: str) -> list[TraceRow]:
 def _compute(rows: list[TraceRow], policies: list[str], capacities: list[float]) -> _Results:
     requests = [row.hash_ids for row in rows]
     settings = list(product(policies, capacities))
-    console = Console(stderr=True)
-    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
     results: _Results = {}
-    started = last_line = time.monotonic()
-    with bars.Progress(
-        *columns, bars.TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=len(settings))
-        for done, (policy, capacity) in enumerate(settings):
-            now = time.monotonic()
-            if not console.is_terminal and now - last_line >= _LINE_INTERVAL_S:
-                last_line, left = now, (now - started) / done * (len(settings) - done)
-                print(f"{done} of {len(settings)} settings done, about {left:.0f} s left", file=sys.stderr)
-            bar.update(task, completed=done, description=f"{policy}, {_blocks(capacity)} blocks")
+    with WorkProgress("computing", "computed") as progress:
+        for policy, capacity in settings:
             results[policy, capacity] = hit_rate(requests, capacity, policy)
+            progress.update(len(results), len(settings))
     return results
 
 

@@ -3,7 +3,6 @@
 Works on files, beside running nodes too; only `purge` wants the folder for itself.
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,20 +11,19 @@ from pathlib import Path
 
 import numpy as np
 from absl import flags
-from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
 from mooncake_jax.cache.ssd_array import SlotArray
 from mooncake_jax.cache.ssd_folder import FolderLock, disk_bytes, model_folders, node_folders, remove_model
 from mooncake_jax.cache.ssd_format import Header, SlotDamaged, SlotFailed, SlotMissing, StoredModel
+from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.errors import UsageError
 
 FLAGS = flags.FlagValues()
 _ACTIONS = ("ls", "stats", "verify", "purge")
 _SHOWN = 12  # hex digits of a key or a model
 _WIDTH = 120  # where there is no terminal to ask
-_LINE_INTERVAL_S = 10  # between lines of progress where there is no terminal
 
 
 def _define() -> None:
@@ -190,7 +188,8 @@ def _verified(folders: list[_Folder]) -> Iterator[tuple[SlotArray, int, str | No
     """Reads everything: every slot, and what is wrong with it."""
     opened = [(array, dict(array.scan())) for array in (folder.open() for folder in _readable(folders))]
     total = sum(status.st_size for _, slots in opened for status in slots.values())
-    with _Progress(total) as progress:
+    done = 0
+    with WorkProgress("reading", "read") as progress:
         for array, slots in opened:
             out = np.empty(array.model.layout.shape, array.model.layout.raw)
             for index, status in slots.items():
@@ -201,38 +200,8 @@ def _verified(folders: list[_Folder]) -> Iterator[tuple[SlotArray, int, str | No
                     yield array, index, str(error)
                 except SlotMissing:
                     pass  # a running node has deleted it
-                progress.advance(status.st_size)
-
-
-class _Progress:
-    """A context manager on stderr: a bar with the time left on a terminal, elsewhere a line now and then."""
-
-    def __init__(self, total: int):
-        self._total, self._done, console = max(total, 1), 0, Console(stderr=True)
-        columns = (bars.BarColumn(), bars.TaskProgressColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
-        self._bar = bars.Progress("reading", *columns, console=console) if console.is_terminal else None
-
-    def __enter__(self) -> "_Progress":
-        self._started = self._last_line = time.monotonic()
-        if self._bar:
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self._total)
-        return self
-
-    def advance(self, nbytes: int) -> None:
-        self._done += nbytes
-        if self._bar:
-            self._bar.update(self._task, completed=self._done)
-            return
-        now = time.monotonic()
-        if self._done and now - self._last_line >= _LINE_INTERVAL_S:
-            self._last_line, elapsed = now, now - self._started
-            left = elapsed / self._done * (self._total - self._done)
-            print(f"{self._done / self._total:.0%} read, about {left:.0f} s left", file=sys.stderr)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar:
-            self._bar.stop()
+                done += status.st_size
+                progress.update(done, total)
 
 
 def _whose(model: StoredModel | None) -> tuple[str, str]:

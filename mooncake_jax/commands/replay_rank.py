@@ -85,7 +85,7 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         return EXIT_INTERRUPTED
     finally:
         rank.stop(results)
-    return _report(plan, settings, ready, results, duration, rank.interrupted)
+    return _report(plan, settings, ready, results, duration, rank)
 
 
 def _check_models(plan: Plan, ready: dict[str, Ready]) -> None:
@@ -111,15 +111,16 @@ def _settings(plan: Plan, ready: dict[str, Ready]) -> ActorSettings:
 
 
 def _report(
-    plan: Plan, settings: ActorSettings, ready: dict[str, Ready], results: Results, duration: float, interrupted: bool
+    plan: Plan, settings: ActorSettings, ready: dict[str, Ready], results: Results, duration: float, rank: ConductorRank
 ) -> int:
     slo = SLO(plan.config.ttft_slo, plan.config.tbt_slo)
     summary = metrics.summarise(results.outcomes, slo, duration) | {"engine": _engine(plan, ready)}
-    results.finish(summary | {"interrupted": interrupted, "workload": plan.workload, "settings": settings.to_json()})
+    run = {"interrupted": rank.interrupted, "sent_bytes": rank.sent_bytes, "workload": plan.workload}
+    results.finish(summary | run | {"settings": settings.to_json()})
     order = {request.id: place for place, request in enumerate(plan.requests)}
     print_results(sorted(results.outcomes, key=lambda outcome: order[outcome.id]), summary)
     print(f"results are in {results.out}")
-    if interrupted:
+    if rank.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if summary["requests"][FAILED] else 0
 
