@@ -18,6 +18,7 @@ from mpi4py import MPI
 from mooncake_jax.cache.messenger import Messenger
 from mooncake_jax.cache.pool import Block
 from mooncake_jax.cache.store import BlockLayout, BlockStore
+from mooncake_jax.cache.transport import HostTransport
 from mooncake_jax.cluster.export import Export
 from mooncake_jax.model.catalog import resolve
 from mooncake_jax.model.loading import load_model
@@ -44,11 +45,15 @@ class Receiving:
 
     def on_buffers(self, source, header, buffers) -> None: ...
 
+    def on_broken(self, source, header, reason) -> None: ...
+
     def on_lost(self, rank: int) -> None: ...
 
 
 class ToRankOne:
     """Links of the export, to the one other node there is."""
+
+    transport = HostTransport()
 
     def __init__(self, messenger: Messenger):
         self._messenger = messenger

@@ -68,6 +68,9 @@ class Request:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     cache_salt: str = ""  # tenants with different salts share no blocks
+    priority: int = 0  # 0 to 9; under overload lower ones are rejected first
+    ttft_slo: float | None = None  # seconds; None: as the cluster has it
+    tbt_slo: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

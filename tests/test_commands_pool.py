@@ -4,6 +4,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_ls_names_every_block(ssd_dir, capsys):
     }
     [damaged] = [row for row in rows if row[0] == "damaged"]
     assert damaged[-1] == str(file_of(ssd_dir / "prefill0", 2))
-    assert {row[-4] for row in rows if row[0] != "damaged"} == {str(StoredModel(OURS, LAYOUT).slot_bytes)}
+    assert {row[3] for row in rows if row[0] != "damaged"} == {str(StoredModel(OURS, LAYOUT).slot_bytes)}
     assert run("ls", f"--ssd_dir={ssd_dir / 'prefill1'}") == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
 
@@ -88,14 +89,35 @@ def test_stats_tell_models_layouts_and_ages(ssd_dir, capsys):
     assert run("stats", f"--ssd_dir={ssd_dir}") == 0
     text = capsys.readouterr().out
     flat = " ".join(text.split())
-    assert "node model layout fingerprint blocks on disk oldest newest" in flat
+    assert "node model layout fingerprint blocks on disk oldest newest hits last hit" in flat
     rows = [line.split() for line in text.splitlines() if "prefill" in line]
     names = {(row[0], row[1]) for row in rows}
     ours, theirs = (model_folder(ssd_dir, whose).name[:12] for whose in (OURS, THEIRS))
     assert names == {("prefill0", ours), ("prefill0", theirs), ("prefill1", ours)}
-    counts = {(row[0], row[1]): re.search(r" (\d+) +0\.\d\d MiB +\d+ s +\d+ s$", " ".join(row))[1] for row in rows}
+    counts = {(row[0], row[1]): re.search(r" (\d+) 0\.\d\d MiB \d+ s \d+ s 0 -$", " ".join(row))[1] for row in rows}
     assert counts == {("prefill0", ours): "3", ("prefill0", theirs): "2", ("prefill1", ours): "1"}
     assert OURS.hex()[:12] in text and "bfloat16" in text
+
+
+def test_hits_are_told(ssd_dir, capsys):
+    """A read of one of three layers is a third of a hit."""
+    before = time.time_ns()
+    with closing(SSDStore(ssd_dir / "prefill0", LAYOUT, OURS, 1 << 24)) as store:
+        out = np.zeros(LAYOUT.shape, np.uint16)
+        for number, layers in ((0, 3), (0, 3), (1, 1)):
+            store.read(key(number), range(layers), out[:layers]).result()
+    assert run("ls", f"--ssd_dir={ssd_dir / 'prefill0'}") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    ours = model_folder(ssd_dir).name[:12]
+    hits = {row[0]: row[6:8] for row in rows if row[2] == ours}
+    hexes = [key(number).hex()[:12] for number in range(3)]
+    assert [hits[name][0] for name in hexes] == ["2", "0.3333", "0"]
+    assert hits[hexes[2]][1] == "-" and hits[hexes[0]][1].isdecimal()
+    assert run("stats", f"--ssd_dir={ssd_dir / 'prefill0'}") == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    [line] = [line for line in lines if f" {ours} " in line]
+    seconds = re.search(r" 3 0\.\d\d MiB \d+ s \d+ s 2\.333 (\d+) s$", line)[1]
+    assert 0 <= int(seconds) <= (time.time_ns() - before) / 1e9 + 1
 
 
 def test_verify_names_what_is_damaged(ssd_dir, capsys):

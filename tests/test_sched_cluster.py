@@ -5,9 +5,10 @@ import random
 import pytest
 from virtual_cluster import BLOCK, COST, VirtualCluster, make_actors, make_request, run
 
+from mooncake_jax.cache.pool import DRAM, SSD, Cause
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO
 from mooncake_jax.sched.decoding import DecodingLimits
-from mooncake_jax.sched.messages import CONDUCTOR, Cancel, CopyBlocks, Interrupted, NodeLost, RunPrefill, Send
+from mooncake_jax.sched.messages import CONDUCTOR, Cancel, FetchBlocks, Interrupted, NodeLost, RunPrefill, Send
 from mooncake_jax.sched.serve import serve
 
 ROOMY = DecodingLimits(max_batch=4, pages=1000, page_size=BLOCK)
@@ -59,6 +60,39 @@ def test_hot_blocks_migrate_to_an_idle_instance():
     assert {outcome.status for outcome in cluster.outcomes.values()} == {COMPLETED}
     assert cluster.outcomes["hot"].reused_tokens == 480
     assert actors[CONDUCTOR].view.pool.match(requests[0].block_keys) == {"prefill0": 30, "prefill1": 30}
+
+
+def test_what_leaves_dram_is_read_back_from_the_ssd():
+    prompt = ids(20, 160)
+    requests = [
+        make_request("a", prompt),
+        make_request("others", ids(21, 190), arrival=10.0),  # takes all of DRAM
+        make_request("again", prompt, arrival=20.0),
+    ]
+    actors = make_actors(prefill=1, slots=12, ssd=100)
+    cluster = run(actors, requests)
+    assert cluster.outcomes["again"].reused_tokens == 159
+    assert actors[CONDUCTOR].view.pool.counts[SSD, Cause.LANDED] == 10 + 11
+    assert actors[CONDUCTOR].view.pool.counts[DRAM, Cause.PROMOTED] >= 9
+
+
+def test_blocks_of_an_earlier_run_are_found():
+    prompt, ssd = ids(22, 160), {}
+    run(make_actors(prefill=1, ssd=100), [make_request("a", prompt)], ssd=ssd)
+    assert len(ssd["prefill0"]) == 10
+    later = run(make_actors(prefill=1, ssd=100), [make_request("b", prompt, arrival=1.0)], ssd=ssd)
+    assert later.outcomes["b"].reused_tokens == 159
+
+
+def test_a_damaged_block_on_the_ssd_is_computed_again_and_stays_away():
+    prompt, ssd = ids(22, 160), {}
+    run(make_actors(prefill=1, ssd=100), [make_request("a", prompt)], ssd=ssd)
+    damaged = make_request("b", prompt, arrival=1.0).block_keys[4]
+    actors = make_actors(prefill=1, ssd=100)
+    later = run(actors, [make_request("b", prompt, arrival=1.0)], ssd=ssd, damaged={damaged})
+    assert (later.outcomes["b"].status, later.outcomes["b"].reused_tokens) == (COMPLETED, 64)
+    assert actors[CONDUCTOR].view.pool.counts[SSD, Cause.UNREADABLE] == 1
+    assert damaged not in ssd["prefill0"], "nor could it be written anew"
 
 
 def test_slo_rejects_on_arrival_with_the_estimate():
@@ -142,10 +176,10 @@ def test_a_request_whose_blocks_were_coming_from_a_lost_instance_computes_them()
     copies = []
 
     def perform(node, action, now, plain=cluster.perform):
-        if isinstance(action, CopyBlocks):  # the source dies instead of sending
+        if isinstance(action, FetchBlocks):  # the source dies instead of sending
             copies.append(action)
-            cluster.dead.add(node)
-            cluster.push(now + 0.01, CONDUCTOR, NodeLost(node))
+            cluster.dead.add(action.replication.source)
+            cluster.push(now + 0.01, CONDUCTOR, NodeLost(action.replication.source))
         else:
             plain(node, action, now)
 
@@ -233,13 +267,15 @@ def test_random_workloads_end_every_request_exactly_once(seed):
         "prefill": rng.randrange(1, 5),
         "decode": rng.randrange(1, 3),
         "slots": rng.choice([4, 16, 64, 500]),
+        "ssd": rng.choice([0, 6, 40, 1000]),
         "threshold": rng.choice([1.1, 2.0, 8.0]),
         "slo": rng.choice([SLO(), SLO(ttft=2.0)]),
         "timeout": rng.choice([1e6, 3.0]),
         "limits": DecodingLimits(rng.randrange(1, 5), 40, BLOCK),
         "stages": rng.choice([1, 2, 4]),
     }
-    cluster = run(make_actors(**options), requests, failing={str(i) for i in range(0, 60, 13)})
+    damaged = {request.block_keys[-1] for request in requests[::7] if request.block_keys}
+    cluster = run(make_actors(**options), requests, failing={str(i) for i in range(0, 60, 13)}, damaged=damaged)
     assert len(cluster.outcomes) == 60
     assert not any(cluster.held.get(node) for node in cluster.held)
 

@@ -98,6 +98,10 @@ def test_what_a_server_would_refuse_still_loads(tmp_path, fields):
         ('{"id": "b", "prompt": "x", "stop": "end"}', 'field stop is "end"'),
         ('{"id": "b", "prompt": "x", "stop": [""]}', 'field stop is [""]'),
         ('{"id": "b", "prompt": "x", "stop_token_ids": 5}', "field stop_token_ids is 5"),
+        ('{"id": "b", "prompt": "x", "priority": 10}', "field priority is 10; it must be an integer, 0 to 9"),
+        ('{"id": "b", "prompt": "x", "priority": 1.0}', "field priority is 1.0"),
+        ('{"id": "b", "prompt": "x", "ttft_slo": 0}', "field ttft_slo is 0; it must be a number of seconds above 0"),
+        ('{"id": "b", "prompt": "x", "tbt_slo": null}', "field tbt_slo is null"),
         ('{"id": "b", "prompt": "x", "arrival_s": -0.5}', "field arrival_s is -0.5"),
         ('{"id": "b", "prompt": "x", "arrival_s": 1e999}', "field arrival_s is Infinity"),
         ('{"id": "b", "prompt": "x", "arrival_s": 1' + "0" * 400 + "}", "field arrival_s is 1000"),
@@ -135,6 +139,7 @@ def test_what_is_written_reads_back(tmp_path):
         Prompt("b", 0.2, messages=({"role": "user", "content": "x"},), temperature=0.7, max_tokens=5),
         Prompt("c", 0.3, prompt_ids=(1, 2), ignore_eos=True, stop=("end", "!"), stop_token_ids=(4,)),
         Prompt("d", 0.4, text="x", temperature=1.0, top_k=5, top_p=0.5, seed=-3, logprobs=0),
+        Prompt("e", 0.5, text="x", priority=9, ttft_slo=1.5, tbt_slo=0.05),
     ]
     path = tmp_path / "out.jsonl"
     write_prompts(path, prompts)

@@ -14,9 +14,11 @@ from mooncake_jax.sched.messages import (
     CONDUCTOR,
     AbandonCopy,
     Arrived,
+    BlocksPromoted,
     BlocksReplicated,
-    CopyBlocks,
+    BlocksWritten,
     DropKVCache,
+    FetchBlocks,
     KVCacheLoaded,
     KVCacheReceived,
     Later,
@@ -24,11 +26,14 @@ from mooncake_jax.sched.messages import (
     PrefillDone,
     PrefillFailed,
     PrefillStarted,
+    PromoteBlocks,
     Report,
     RunPrefill,
     RunStep,
     Send,
+    SSDReported,
     StepDone,
+    WriteBlocks,
 )
 from mooncake_jax.sched.policy import ClusterView, DecodingLoad, KVCacheCentric, PrefillQueue
 from mooncake_jax.sched.prefill import PrefillInstance
@@ -46,14 +51,22 @@ def make_request(name, prompt_ids, arrival=0.0, output_length=4):
 
 
 def make_actors(
-    prefill=2, decode=1, slots=64, slo=SLO(), threshold=2.0, limits=DecodingLimits(4, 64, BLOCK), timeout=1e6, stages=1
+    prefill=2,
+    decode=1,
+    slots=64,
+    ssd=0,
+    slo=SLO(),
+    threshold=2.0,
+    limits=DecodingLimits(4, 64, BLOCK),
+    timeout=1e6,
+    stages=1,
 ):
     prefills = [f"prefill{i}" for i in range(prefill)]
     decodes = [f"decode{i}" for i in range(decode)]
     view = ClusterView(
         {node: PrefillQueue() for node in prefills},
         {node: DecodingLoad() for node in decodes},
-        KVCachePool(dict.fromkeys(prefills, slots)),
+        KVCachePool(dict.fromkeys(prefills, slots), ssd=dict.fromkeys(prefills, ssd)),
         COST,
         slo,
         BLOCK,
@@ -65,12 +78,17 @@ def make_actors(
 
 
 class VirtualCluster:
-    """failing: ids of requests whose prefill fails. Checks every actor's invariants before each event."""
+    """failing: ids of requests whose prefill fails; damaged: keys that no SSD can read or write; ssd: what lies there,
+    by node, and is kept. Checks every actor's invariants before each event.
+    """
 
-    def __init__(self, actors, requests, failing=()):
-        self.actors, self.failing = actors, failing
+    def __init__(self, actors, requests, failing=(), damaged=(), ssd=None):
+        self.actors, self.failing, self.damaged = actors, failing, damaged
+        self.ssd = {} if ssd is None else ssd
         self.heap, self.ties = [], itertools.count()
         self.outcomes, self.log, self.dead, self.held = {}, [], set(), {}
+        for node, stored in self.ssd.items():
+            self.push(0.0, CONDUCTOR, SSDReported(node, tuple(stored.items())))
         for request in requests:
             self.push(request.arrival, CONDUCTOR, Arrived(request))
 
@@ -99,9 +117,17 @@ class VirtualCluster:
                 self.outcomes[outcome.id] = outcome
             case RunPrefill():
                 self._prefill(node, action, now)
-            case CopyBlocks(dispatch, to, _, target):
+            case FetchBlocks(dispatch, replication):
+                target = replication.target_blocks
                 seconds = COST.transfer(len(target) * BLOCK * BYTES_PER_TOKEN)
-                self.push(now + seconds, to, BlocksReplicated(dispatch, to, target))
+                self.push(now + seconds, node, BlocksReplicated(dispatch, node, target))
+            case PromoteBlocks(dispatch, blocks):
+                stored = self.ssd[node]
+                read = tuple(b for b in blocks if b.key in stored and b.key not in self.damaged)
+                reason = None if len(read) == len(blocks) else "damaged"
+                self.push(now + 0.01 * len(blocks), node, BlocksPromoted(dispatch, node, read, reason))
+            case WriteBlocks(order):
+                self._write(node, order, now)
             case AbandonCopy(dispatch, reason):
                 self.push(now, node, BlocksReplicated(dispatch, node, (), reason))
             case LoadKVCache(dispatch):
@@ -112,6 +138,15 @@ class VirtualCluster:
                 self.held.get(node, {}).pop(dispatch, None)
             case _:
                 raise TypeError(action)
+
+    def _write(self, node, order, now):
+        stored = self.ssd.setdefault(node, {})
+        for key in order.dropped:
+            stored.pop(key, None)
+        written = {b.key: p for b, p in zip(order.blocks, order.parents) if b.key not in self.damaged}
+        stored.update(written)
+        if order.blocks:
+            self.push(now + 0.02 * len(order.blocks), node, BlocksWritten(order.number, node, tuple(written)))
 
     def _prefill(self, node, run, now):
         request = run.request
@@ -131,5 +166,9 @@ def run(actors, requests, **faults):
     cluster = VirtualCluster(actors, requests, **faults)
     serve(actors, cluster)
     assert actors[CONDUCTOR].view.pool.pins() == 0
-    assert not actors[CONDUCTOR].attempts
+    assert not actors[CONDUCTOR].attempts and not actors[CONDUCTOR].writes
+    pool = actors[CONDUCTOR].view.pool
+    for node, stored in cluster.ssd.items():
+        assert {key for key in stored if node in pool.holders(key)} == stored.keys(), "what lies there is found"
+        assert len(stored) == pool.blocks()[node][1], "and no more is"
     return cluster

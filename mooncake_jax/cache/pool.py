@@ -1,175 +1,302 @@
-"""KVCachePool: which node holds which KVCache block, in which slot of its store (report 3, figure 3).
+"""KVCachePool: which node holds which KVCache block, and in which tier (report 3, figure 3).
 
-Metadata only: it lives with Conductor, the bytes live on the nodes (cache/store.py). A block is *reserved* for a
-request when the request is dispatched and *landed* once all its bytes are in the store; only landed blocks are found
-by a match. Reserved and read blocks are pinned and never evicted; which of the others leaves first says a policy
-(cache/eviction.py). Knows nothing of time, ranks or models.
+Metadata only: it lives with Conductor, the bytes live on the nodes (cache/store.py, cache/ssd.py). A block is
+*reserved* for a request when the request is dispatched and *landed* once all its bytes are in the node's DRAM; only
+landed blocks are found by a match. Reserved and read blocks are pinned and never evicted; which of the others leaves
+first says a policy (cache/eviction.py), for each tier of each node apart.
+
+The SSD is written behind (write_behind.py): what has landed in DRAM is copied there in turn, pinned until it is. So a
+block that leaves DRAM later is *demoted* at no cost to the request that takes its slot, and survives a restart; once
+DRAM is full this writes no more than writing at eviction would. A block that only the SSD holds is found like any other
+and *promoted* into DRAM for the request that uses it.
+
+Whatever begins or ceases to be found in a tier is told as a Change. Knows nothing of time, ranks or models.
 """
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from mooncake_jax.cache.eviction import POLICIES, EvictionPolicy
+from mooncake_jax.cache.eviction import POLICIES
+from mooncake_jax.cache.restoring import order_of_return
+from mooncake_jax.cache.tier import Block, Tier
+from mooncake_jax.cache.write_behind import Backlog, WriteBehind
+
+
+class Cause(StrEnum):
+    """Why a block begins to be found in a tier: the first three; or ceases to."""
+
+    LANDED = "landed"  # computed or copied into DRAM; written to the SSD
+    PROMOTED = "promoted"  # into DRAM, from the SSD
+    RESTORED = "restored"  # on the SSD from an earlier run
+    EVICTED = "evicted"
+    DEMOTED = "demoted"  # evicted from DRAM; the SSD still has it
+    UNREADABLE = "unreadable"
+    NODE_LOST = "node lost"
+
+
+TIERS = DRAM, SSD = "dram", "ssd"
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """One KVCache block on one node: its key and the slot of that node's store it lies, or will lie, in."""
+class Change:
+    """From now on a block is, or is no longer, found in this tier of this node."""
 
+    node: str
+    tier: str
     key: bytes
-    slot: int
+    cause: Cause
+
+    @property
+    def found(self) -> bool:
+        return self.cause in (Cause.LANDED, Cause.PROMOTED, Cause.RESTORED)
 
 
 @dataclass(slots=True)
-class _Entry:
-    slot: int
-    landed: bool = False
-    pins: int = 0
+class _Node:
+    bit: int  # in the masks of holders
+    dram: Tier
+    ssd: Tier
+    backlog: Backlog
 
-
-@dataclass(slots=True)
-class _NodeBlocks:
-    """The blocks of one node."""
-
-    entries: dict[bytes, _Entry]
-    policy: EvictionPolicy  # knows the same keys, and which are pinned
-    free: list[int]
-    capacity: int
-
-    def take_slot(self) -> int | None:
-        """A free slot, evicting an unpinned block if need be; None when every block is pinned."""
-        if self.free:
-            return self.free.pop()
-        key = self.policy.evict()
-        return None if key is None else self.entries.pop(key).slot
-
-    def give_slots(self, keys: Sequence[bytes]) -> int:
-        """To those that have none, from the first on while there is room; how many leading ones have one then."""
-        for place, key in enumerate(keys):
-            if key not in self.entries:
-                slot = self.take_slot()
-                if slot is None:
-                    return place
-                self.entries[key] = _Entry(slot)
-        return len(keys)
-
-    def pin(self, key: bytes) -> None:
-        entry = self.entries[key]
-        entry.pins += 1
-        if entry.pins == 1:
-            self.policy.pin(key)
-
-    def unpin(self, key: bytes) -> None:
-        """A block that never landed and that nobody else waits for gives its slot back."""
-        entry = self.entries[key]
-        entry.pins -= 1
-        if entry.pins == 0:
-            self.policy.unpin(key)
-            if not entry.landed:
-                self.discard(key)
-
-    def discard(self, key: bytes) -> None:
-        self.policy.remove(key)
-        self.free.append(self.entries.pop(key).slot)
+    def has(self, key: bytes) -> bool:
+        return self.dram.has_landed(key) or self.ssd.has_landed(key)
 
 
 class KVCachePool:
-    """Blocks of all nodes. capacities: node name -> slots of its store; eviction: one of eviction.POLICIES."""
+    """Blocks of all nodes. dram and ssd: node name -> blocks that the tier holds; eviction: one of eviction.POLICIES;
+    on_change: told of every change, in order.
+    """
 
-    def __init__(self, capacities: dict[str, int], eviction: str = "lru"):
-        self._nodes = {
-            node: _NodeBlocks({}, POLICIES[eviction](), list(range(slots - 1, -1, -1)), slots)
-            for node, slots in capacities.items()
-        }
+    def __init__(
+        self,
+        dram: Mapping[str, int],
+        eviction: str = "lru",
+        ssd: Mapping[str, int] | None = None,
+        on_change: Callable[[Change], None] = lambda change: None,
+    ):
+        policy, ssd = POLICIES[eviction], ssd or {}
+        self._nodes: dict[str, _Node] = {}
+        for place, (node, slots) in enumerate(dram.items()):
+            tiers = Tier(slots, policy()), Tier(ssd.get(node, 0), policy())
+            self._nodes[node] = _Node(1 << place, *tiers, Backlog(*tiers))
+        self._names = tuple(dram)  # by place of their bit
+        self._everyone = (1 << len(dram)) - 1
+        self._none = dict.fromkeys(dram, 0)
+        self._holders: dict[bytes, int] = {}  # of each block that is found: the bits of its nodes
+        self._on_change = on_change
+        self.counts: Counter[tuple[str, Cause]] = Counter()  # changes until now, by tier and cause
+
+    # --- finding
 
     def match(self, keys: Sequence[bytes]) -> dict[str, int]:
-        """Number of leading blocks landed on each node. Changes nothing."""
-        return {node: self._match_one(blocks, keys) for node, blocks in self._nodes.items()}
+        """Number of leading blocks found on each node, in either tier. Changes nothing.
 
-    @staticmethod
-    def _match_one(blocks: _NodeBlocks, keys: Sequence[bytes]) -> int:
+        Costs a lookup a block, for all nodes at once, and a little for each node that holds any.
+        """
+        lengths, alive = self._none.copy(), self._everyone
         for length, key in enumerate(keys):
-            entry = blocks.entries.get(key)
-            if entry is None or not entry.landed:
-                return length
-        return len(keys)
+            holders = self._holders.get(key, 0)
+            if left := alive & ~holders:
+                for node in self._nodes_of(left) if length else ():
+                    lengths[node] = length
+                alive &= holders
+                if not alive:
+                    return lengths
+        for node in self._nodes_of(alive):
+            lengths[node] = len(keys)
+        return lengths
+
+    def holders(self, key: bytes) -> tuple[str, ...]:
+        """The nodes that hold a replica of this block."""
+        return tuple(self._nodes_of(self._holders.get(key, 0)))
+
+    def in_dram(self, node: str, keys: Iterable[bytes]) -> int:
+        """How many leading blocks are found in the node's DRAM."""
+        dram, count = self._nodes[node].dram, 0
+        for count, key in enumerate(keys, 1):
+            if not dram.has_landed(key):
+                return count - 1
+        return count
+
+    def _nodes_of(self, mask: int) -> Iterator[str]:
+        while mask:
+            lowest = mask & -mask
+            yield self._names[lowest.bit_length() - 1]
+            mask ^= lowest
+
+    # --- in DRAM
 
     def reserve(self, node: str, keys: Sequence[bytes]) -> tuple[Block, ...]:
-        """Pin the blocks of a prompt on a node, those there and those to be written, and tell the policy of their use.
+        """Pin the blocks of a prompt in a node's DRAM, those there and those to be written.
 
         Returns as many leading blocks as fit: a block without its parent would never be found. Undo with release().
         """
-        blocks = self._nodes[node]
-        there = dict.fromkeys(key for key in keys if key in blocks.entries)
-        for key in there:  # before room is made, which must not cost the prompt blocks of its own
-            blocks.pin(key)
-        fitting = blocks.give_slots(keys)
-        for depth in range(fitting - 1, -1, -1):  # the head of a chain comes last, so that it outlives its tail
-            if keys[depth] in there:
-                blocks.policy.use(keys[depth])
-            else:
-                blocks.policy.insert(keys[depth], depth)
-                blocks.pin(keys[depth])
-        for key in keys[fitting:]:
-            if key in there:
-                blocks.unpin(key)
-        return tuple(Block(key, blocks.entries[key].slot) for key in keys[:fitting])
+        tiers = self._nodes[node]
+        fitting, evicted = tiers.dram.reserve(keys)
+        for key in evicted:
+            self._changed(node, DRAM, key, Cause.DEMOTED if tiers.ssd.has_landed(key) else Cause.EVICTED)
+        return tuple(Block(key, tiers.dram.entries[key].slot) for key in keys[:fitting])
 
     def awaits_writer(self, node: str, block: Block) -> bool:
         """Whether nobody has yet promised to write this reserved block: it has not landed, and the only pin is the
         asker's.
         """
-        entry = self._nodes[node].entries[block.key]
+        entry = self._nodes[node].dram.entries[block.key]
         return not entry.landed and entry.pins == 1
 
-    def land(self, node: str, landed: Iterable[Block]) -> None:
-        """All bytes of these blocks are in the node's store: if they still have their slots, they are found."""
-        if node not in self._nodes:
-            return
-        for block in landed:
-            entry = self._nodes[node].entries.get(block.key)
-            if entry is not None and entry.slot == block.slot:
-                entry.landed = True
+    def land(self, node: str, landed: Iterable[Block], cause: Cause = Cause.LANDED) -> None:
+        """All bytes of these blocks are in the node's DRAM: if they still have their slots, they are found."""
+        for block, tier in self._still(node, landed):
+            if not tier.entries[block.key].landed:
+                tier.entries[block.key].landed = True
+                self._changed(node, DRAM, block.key, cause)
 
     def lose(self, node: str, lost: Iterable[Block]) -> None:
-        """These blocks turned out unreadable: they are not found until they land again."""
-        if node not in self._nodes:
-            return
-        for block in lost:
-            entry = self._nodes[node].entries.get(block.key)
-            if entry is None or entry.slot != block.slot:
-                continue
-            entry.landed = False
-            if entry.pins == 0:
-                self._nodes[node].discard(block.key)
+        """These blocks turned out unreadable in DRAM: they are not found there until they land again."""
+        for block, tier in self._still(node, lost):
+            if tier.entries[block.key].landed:
+                tier.lose(block.key)
+                self._changed(node, DRAM, block.key, Cause.UNREADABLE)
+
+    def _still(self, node: str, blocks: Iterable[Block]) -> Iterator[tuple[Block, Tier]]:
+        """Those that still have their slots."""
+        tiers = self._nodes.get(node)
+        for block in blocks if tiers is not None else ():
+            entry = tiers.dram.entries.get(block.key)
+            if entry is not None and entry.slot == block.slot:
+                yield block, tiers.dram
 
     def release(self, node: str, reserved: Iterable[Block]) -> None:
         """Unpin what reserve() pinned. A block that never landed and that nobody else waits for gives its slot back."""
         if node not in self._nodes:  # lost meanwhile, and its blocks with it
             return
         for block in reserved:
-            self._nodes[node].unpin(block.key)
+            self._nodes[node].dram.unpin(block.key)
+
+    # --- on the SSD
+
+    def promote(self, node: str, reserved: Sequence[Block]) -> tuple[Block, ...]:
+        """Which of a prompt's reserved blocks are to be read from the SSD into their slots: those that a match finds
+        only there and nobody else reads yet. They cannot leave the SSD until promoted().
+        """
+        tiers = self._nodes[node]
+        found = itertools.takewhile(lambda block: tiers.has(block.key), reserved)
+        chosen = [block for block in found if self.awaits_writer(node, block)]
+        for block in chosen:
+            tiers.ssd.pin(block.key)
+        return tuple(chosen)
+
+    def promoted(self, node: str, asked: Iterable[Block], loaded: Iterable[Block]) -> WriteBehind:
+        """Of what promote() chose, these blocks have been read and verified. The others are not found any more."""
+        if node not in self._nodes:
+            return WriteBehind()
+        ssd, loaded = self._nodes[node].ssd, set(loaded)
+        dropped = tuple(block.key for block in asked if block not in loaded)
+        for key in dropped:
+            ssd.lose(key)
+            self._changed(node, SSD, key, Cause.UNREADABLE)
+        for block in asked:
+            ssd.unpin(block.key)
+        self.land(node, (block for block in asked if block in loaded), Cause.PROMOTED)
+        return WriteBehind(dropped=dropped)
+
+    def write_behind(self, node: str, reserved: Sequence[Block]) -> WriteBehind:
+        """A prompt's blocks have landed: what the node is to do now so that its SSD comes to hold them as well. Blocks
+        that are being written stay pinned until written(), which says what to do next.
+        """
+        if node not in self._nodes or not self._nodes[node].ssd.capacity:
+            return WriteBehind()
+        self._nodes[node].backlog.add([block.key for block in reserved])
+        return self._write_next(node)
+
+    def written(self, node: str, asked: Iterable[Block], stored: Iterable[bytes]) -> WriteBehind:
+        """Of what a WriteBehind said, these keys are on the SSD in whole."""
+        if node not in self._nodes:
+            return WriteBehind()
+        stored = set(stored)
+        self._nodes[node].backlog.written(asked, stored)
+        for key in stored:
+            self._changed(node, SSD, key, Cause.LANDED)
+        failed = tuple(block.key for block in asked if block.key not in stored)  # parts of them may be there
+        following = self._write_next(node)
+        return dataclasses.replace(following, dropped=(*failed, *following.dropped))
+
+    def _write_next(self, node: str) -> WriteBehind:
+        write = self._nodes[node].backlog.next()
+        for key in write.dropped:
+            self._changed(node, SSD, key, Cause.EVICTED)
+        return write
+
+    def restore(self, node: str, stored: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Blocks that an earlier run has left on the node's SSD, (key, parent's key), the least recent first; no more
+        than it holds.
+        """
+        ssd = self._nodes[node].ssd
+        for key, depth in order_of_return(stored):
+            ssd.restore(key, depth)
+            self._changed(node, SSD, key, Cause.RESTORED)
+
+    # --- all of it
 
     def drop_node(self, node: str) -> None:
         """The node is gone: nothing on it is found any more."""
-        self._nodes.pop(node, None)
+        tiers = self._nodes.pop(node, None)
+        if tiers is None:
+            return
+        self._everyone &= ~tiers.bit
+        del self._none[node]
+        for name, tier in ((DRAM, tiers.dram), (SSD, tiers.ssd)):
+            for key, entry in tier.entries.items():
+                if entry.landed:
+                    self._forget_holder(key, tiers.bit)
+                    self._tell(Change(node, name, key, Cause.NODE_LOST))
+
+    def _changed(self, node: str, tier: str, key: bytes, cause: Cause) -> None:
+        tiers = self._nodes[node]
+        if tiers.has(key):
+            self._holders[key] = self._holders.get(key, 0) | tiers.bit
+        else:
+            self._forget_holder(key, tiers.bit)
+        self._tell(Change(node, tier, key, cause))
+
+    def _forget_holder(self, key: bytes, bit: int) -> None:
+        left = self._holders.get(key, 0) & ~bit
+        if left:
+            self._holders[key] = left
+        else:
+            self._holders.pop(key, None)
+
+    def _tell(self, change: Change) -> None:
+        self.counts[change.tier, change.cause] += 1
+        self._on_change(change)
+
+    def blocks(self) -> dict[str, tuple[int, int]]:
+        """How many blocks are found on each node: in its DRAM, on its SSD."""
+        return {
+            node: tuple(sum(e.landed for e in tier.entries.values()) for tier in (tiers.dram, tiers.ssd))
+            for node, tiers in self._nodes.items()
+        }
 
     def pins(self) -> int:
-        """Pins held over all nodes; 0 when no request is under way."""
+        """Pins held over all nodes; 0 when no request is under way and nothing is being written to an SSD."""
         total = 0
-        for blocks in self._nodes.values():
-            for entry in blocks.entries.values():
+        for tiers in self._nodes.values():
+            for entry in (*tiers.dram.entries.values(), *tiers.ssd.entries.values()):
                 total += entry.pins
         return total
 
     def check(self) -> None:
-        """Assert the invariants: each slot is used once or free, no pin is negative, nothing unpinned is half-
-        written.
-        """
-        for node, blocks in self._nodes.items():
-            slots = [entry.slot for entry in blocks.entries.values()] + blocks.free
-            assert sorted(slots) == list(range(blocks.capacity)), f"{node}: slots leaked or used twice"
-            blocks.policy.check()
-            for key, entry in blocks.entries.items():
-                assert entry.pins >= 0, f"{node}: block {key.hex()[:12]} has {entry.pins} pins"
-                assert entry.landed or entry.pins > 0, f"{node}: block {key.hex()[:12]} is unpinned and not landed"
+        """Assert the invariants."""
+        holders: dict[bytes, int] = {}
+        for node, tiers in self._nodes.items():
+            for tier in (tiers.dram, tiers.ssd):
+                tier.check()
+                for key, entry in tier.entries.items():
+                    if entry.landed:
+                        holders[key] = holders.get(key, 0) | tiers.bit
+            tiers.backlog.check()
+        assert holders == self._holders, "the holders of some block are wrong"

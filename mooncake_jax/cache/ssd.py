@@ -4,13 +4,14 @@ Everything is asynchronous: put(), read() and delete() give `concurrent.futures`
 call is more than TensorStore could tell of: laying out, hashing, verifying and accounting run on the store's threads,
 which also bound what is under way. A future's result tells what became of it; faults of the disk are no exceptions.
 
-How blocks lie on disk is ssd_array.py's. The store keeps in memory what is on disk, with each piece's checksum, so that
-a read touches nothing but the pieces it wants. It never takes more than its capacity and evicts nothing: which blocks
-go decides the pool (cache/pool.py), which calls delete(). A block that turns out damaged is dropped, since it could
-never be served: it has to be computed again, and then put.
+How blocks lie on disk is ssd_array.py's, what is there and how much room it takes ssd_directory.py's: a read touches
+nothing but the pieces it wants. The store never takes more than its capacity and evicts nothing: which blocks go
+decides the pool (cache/pool.py), which calls delete(). A block that turns out damaged is dropped, since it could never
+be served: it has to be computed again, and then put.
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -21,19 +22,22 @@ from threading import Lock
 import numpy as np
 
 from mooncake_jax.cache.keys import KEY_BYTES
+from mooncake_jax.cache.layout import BlockLayout
 from mooncake_jax.cache.ssd_array import SlotArray
+from mooncake_jax.cache.ssd_directory import Directory
 from mooncake_jax.cache.ssd_folder import FolderLock, disk_bytes, model_folders, remove_stale_locks
 from mooncake_jax.cache.ssd_format import Header, SlotDamaged, SlotFailed, SlotMissing, StoredModel, slot_index
-from mooncake_jax.cache.store import BlockLayout
+from mooncake_jax.cache.ssd_reads import save_reads
 from mooncake_jax.errors import UsageError
 
 IN_FLIGHT = 4  # writes, and as many reads: more gain nothing
+SAVE_READS_S = 60
 
 
 class Status(StrEnum):
     DONE = "done"
     MISSING = "missing"  # no such block
-    DAMAGED = "damaged"  # it was there, not as it was written: it is no more
+    DAMAGED = "damaged"  # it is not as it was written: on disk, where it is no more, or in memory, when to be put
     FAILED = "failed"  # the system refused
     REFUSED = "refused"  # a put for which there is no room
 
@@ -61,44 +65,51 @@ class SSDStore:
     def __init__(self, folder: Path, layout: BlockLayout, fingerprint: bytes, capacity_bytes: int):
         self.folder, self.layout, self.capacity_bytes = folder, layout, capacity_bytes
         self._mutex = Lock()
-        self._directory: dict[int, Header] = {}  # by slot
         self._last: dict[int, Future] = {}  # by slot, the last of its puts and deletes that has not ended
-        self._spare_rows: list[np.ndarray] = []
-        self._claimed = 0  # bytes on disk of what is being written or dropped
+        self._deleting: set[Future] = set()
+        self._saved_s = time.monotonic()
         self._writers = ThreadPoolExecutor(IN_FLIGHT, "ssd-write")  # threads start when first used
         self._readers = ThreadPoolExecutor(IN_FLIGHT, "ssd-read")
         self._lock = FolderLock(folder)
         try:
             self._open(StoredModel(fingerprint, layout))
         except BaseException:
-            self.close()
+            self._end_threads()
+            self._lock.close()
             raise
 
     def _open(self, model: StoredModel) -> None:
-        self._unit = os.statvfs(self.folder).f_frsize
-        self._slot_bytes = self._on_disk(model.slot_bytes)
-        if self._slot_bytes > self.capacity_bytes:
+        unit = os.statvfs(self.folder).f_frsize
+        if -(-model.slot_bytes // unit) * unit > self.capacity_bytes:
             limit = f"{self.capacity_bytes} bytes hold no block of {model.slot_bytes}"
             raise UsageError(f"{self.folder}: {limit}; allow the SSD tier more")
         self._array = SlotArray(self.folder / model.name, model)
         remove_stale_locks(self.folder)
-        self._list()
+        self._directory = Directory(self._array, self.capacity_bytes, self._readers.map)
 
     # What is there.
 
     def headers(self) -> tuple[Header, ...]:
-        """Of every block that can be read: its key, parent and time."""
-        with self._mutex:
-            return tuple(self._directory.values())
+        """Of every block that can be read: its key, parent, time and checksums; the least recently used first."""
+        return self._directory.headers()
 
     def keys(self) -> tuple[bytes, ...]:
         return tuple(header.key for header in self.headers())
 
+    def sums(self, key: bytes) -> np.ndarray | None:
+        """Checksums of a block's layers, against which reads verify it: uint64 [layers]; None if it is not there."""
+        _, header = self._directory.find(key)
+        return None if header is None else header.sums.copy()
+
+    @property
+    def capacity_blocks(self) -> int:
+        """How many blocks the capacity allows in all, those there included, beside what else is in the folder now."""
+        return self._directory.capacity_blocks(IN_FLIGHT)
+
     @property
     def used_bytes(self) -> int:
         """On disk, with all that the folder holds and what is being written."""
-        with self._mutex:
-            return self._used()
+        return self._directory.used_bytes
 
     @property
     def foreign_bytes(self) -> int:
@@ -107,18 +118,24 @@ class SSDStore:
 
     # What changes it.
 
-    def put(self, key: bytes, block: np.ndarray, parent: bytes | None = None) -> Future:
+    def put(self, key: bytes, block: np.ndarray, parent: bytes | None = None, sums: np.ndarray | None = None) -> Future:
         """Store a block durably. block: [layers, 2, tokens, kv_heads, head_dim] of the layout's item size; it must not
-        change until the future ends. Its Result: done, refused (no room, or its slot holds another block) or failed.
+        change until the future ends. sums: the checksums that its layers are to have, uint64 [layers].
+
+        Its Result: done, refused (no room when all deletes asked for before have ended, or its slot holds another
+        block), damaged (other than its sums; nothing is written) or failed.
         """
         if len(key) != KEY_BYTES or (parent is not None and len(parent) != KEY_BYTES):
             raise ValueError(f"a key has {KEY_BYTES} bytes")
         self._check_shape(block, self.layout.shape)
-        return self._in_turn(slot_index(key), lambda: self._put(key, block.view(self.layout.raw), parent))
+        with self._mutex:
+            deleting = tuple(self._deleting)
+        raw = block.view(self.layout.raw)
+        return self._in_turn(slot_index(key), lambda: self._put(key, raw, parent, sums, deleting))
 
     def delete(self, key: bytes) -> Future:
         """Drop a block. Its Result: done, missing or failed."""
-        return self._in_turn(slot_index(key), lambda: self._delete(key))
+        return self._in_turn(slot_index(key), lambda: self._delete(key), deletes=True)
 
     def read(self, key: bytes, layers: Sequence[int], out: np.ndarray) -> Future:
         """Read some layers of a block into out, contiguous [len(layers), 2, tokens, kv_heads, head_dim] of the layout's
@@ -133,75 +150,70 @@ class SSDStore:
 
     def close(self) -> None:
         """Finish what is under way, cancel the rest, and let the folder go."""
+        self._end_threads()
+        self._save_reads()
+        self._lock.close()
+
+    def _end_threads(self) -> None:
         for executor in (self._readers, self._writers):
             executor.shutdown(cancel_futures=True)
-        self._lock.close()
 
     # All below runs on the store's threads, but for what the above call.
 
-    def _in_turn(self, index: int, job: Callable[[], Result]) -> Future:
+    def _in_turn(self, index: int, job: Callable[[], Result], deletes: bool = False) -> Future:
         """Run a write after those of the same slot that came before. They are ahead in the queue, so this ends."""
         with self._mutex:
             earlier = self._last.get(index)
             future = self._last[index] = self._writers.submit(_after, earlier, job)
+            if deletes:
+                self._deleting.add(future)
         future.add_done_callback(lambda ended: self._forget_turn(index, ended))
         return future
 
     def _forget_turn(self, index: int, ended: Future) -> None:
         with self._mutex:
+            self._deleting.discard(ended)
             if self._last.get(index) is ended:
                 del self._last[index]
 
-    def _put(self, key: bytes, block: np.ndarray, parent: bytes | None) -> Result:
-        index, claim = slot_index(key), self._slot_bytes + self._unit  # the folder itself may grow
-        with self._mutex:
-            held = self._directory.get(index)
-            if held is not None and held.key != key:
-                return Result(Status.REFUSED, f"its first bits are those of block {held.key.hex()}")
-            if self._used() + claim > self.capacity_bytes:
-                return Result(Status.REFUSED, f"{self._used()} of {self.capacity_bytes} bytes are used")
-            self._claimed += claim
+    def _put(
+        self,
+        key: bytes,
+        block: np.ndarray,
+        parent: bytes | None,
+        sums: np.ndarray | None,
+        deleting: tuple[Future, ...],
+    ) -> Result:
+        index = slot_index(key)
+        refusal = self._directory.claim(index, key)
+        if refusal and deleting:  # they are ahead in the queue too
+            wait(deleting)
+            refusal = self._directory.claim(index, key)
+        if refusal:
+            return Result(Status.REFUSED, refusal)
         try:
-            header = self._write(index, key, parent, block)
-            with self._mutex:
-                self._directory[index] = header
+            self._directory.enter(index, self._array.write(index, key, parent, block, sums))
             return _DONE
         except SlotFailed as error:
             return Result(Status.FAILED, str(error))
+        except SlotDamaged as error:
+            return Result(Status.DAMAGED, f"block {key.hex()} in memory: {error}")
         finally:
-            with self._mutex:
-                self._claimed -= claim
-
-    def _write(self, index: int, key: bytes, parent: bytes | None, block: np.ndarray) -> Header:
-        with self._mutex:
-            rows = self._spare_rows.pop() if self._spare_rows else self._array.rows()
-        header = self._array.fill(rows, key, parent, block)
-        try:
-            self._array.write(index, rows)
-        finally:
-            self._spare_rows.append(rows)
-        return header
-
-    def _held(self, key: bytes) -> tuple[int, Header | None]:
-        """The block's slot, and its header if it is there."""
-        index = slot_index(key)
-        with self._mutex:
-            header = self._directory.get(index)
-        return index, header if header is not None and header.key == key else None
+            self._directory.unclaim(self._directory.put_bytes)
 
     def _delete(self, key: bytes) -> Result:
-        index, header = self._held(key)
+        index, header = self._directory.find(key)
         if header is None:
             return Result(Status.MISSING)
         try:
             self._array.delete(index)
         except SlotFailed as error:
             return Result(Status.FAILED, str(error))
-        self._forget(index, header)
+        self._directory.forget(index, header)
         return _DONE
 
     def _read(self, key: bytes, layers: Sequence[int], out: np.ndarray) -> Result:
-        index, header = self._held(key)
+        index, header = self._directory.find(key)
         if header is None:
             return Result(Status.MISSING)
         try:
@@ -213,6 +225,8 @@ class SSDStore:
             return Result(Status.DAMAGED, f"block {key.hex()}: {error}")
         except SlotMissing as error:
             return self._vanished(index, header, str(error))
+        self._directory.count_read(index, header, len(layers))
+        self._save_reads_now_and_then()
         return _DONE
 
     def _vanished(self, index: int, header: Header, reason: str) -> Result:
@@ -220,73 +234,42 @@ class SSDStore:
             self._array.check_folder()
         except SlotFailed as error:
             return Result(Status.FAILED, str(error))
-        self._forget(index, header)
+        self._directory.forget(index, header)
         return Result(Status.MISSING, reason)
 
     def _drop_damaged(self, index: int, header: Header) -> None:
         """Not found from now on; its file goes in turn, unless the block has been written anew."""
-        if not self._forget(index, header, claim=self._slot_bytes):
+        claim = self._directory.slot_bytes
+        if not self._directory.forget(index, header, claim):
             return
 
         def drop() -> Result:
-            with self._mutex:
-                anew = index in self._directory
-            if not anew:
+            if not self._directory.has(index):
                 try:
                     self._array.delete(index)
                 except SlotFailed as error:
                     return Result(Status.FAILED, str(error))  # its bytes stay claimed
-            with self._mutex:
-                self._claimed -= self._slot_bytes
+            self._directory.unclaim(claim)
             return _DONE
 
-        self._in_turn(index, drop)
+        self._in_turn(index, drop, deletes=True)
 
-    def _forget(self, index: int, header: Header, claim: int = 0) -> bool:
-        """Take a block out of the directory, if it is still this one."""
+    def _save_reads_now_and_then(self) -> None:
         with self._mutex:
-            if self._directory.get(index) is not header:
-                return False
-            del self._directory[index]
-            self._claimed += claim
-            return True
+            due = time.monotonic() - self._saved_s > SAVE_READS_S
+            if due:
+                self._saved_s = time.monotonic()
+        if due:
+            self._writers.submit(self._save_reads)
 
-    def _list(self) -> None:
-        """Find out what is on disk: every header is read, no piece."""
-        slots = dict(self._array.scan())
-        for index, header in zip(slots, self._readers.map(self._recover, slots.items())):
-            if header is not None:
-                self._directory[index] = header
-        listed = sum(slots[index].st_blocks * 512 for index in self._directory)
-        self._fixed = disk_bytes(self.folder) - listed - self._folder_bytes()
-
-    def _recover(self, slot: tuple[int, os.stat_result]) -> Header | None:
-        index, status = slot
+    def _save_reads(self) -> None:
+        reads = self._directory.reads()
         try:
-            if status.st_size != self._array.model.slot_bytes:
-                raise SlotDamaged("its file has another size")
-            return self._array.header(index)
-        except SlotDamaged:
-            try:
-                self._array.delete(index)
-            except SlotFailed:
-                pass  # it takes space and is not listed
-        except (SlotMissing, SlotFailed):
-            pass
-        return None
-
-    def _used(self) -> int:
-        return self._fixed + self._folder_bytes() + len(self._directory) * self._slot_bytes + self._claimed
-
-    def _folder_bytes(self) -> int:
-        """Of the folder that names the slots: 40 bytes a block."""
-        try:
-            return os.stat(self._array.folder).st_blocks * 512
-        except OSError:
-            return 0  # gone, as puts will be told
-
-    def _on_disk(self, nbytes: int) -> int:
-        return -(-nbytes // self._unit) * self._unit
+            self._array.check_folder()
+            if reads:
+                save_reads(self._array.folder, reads)
+        except (SlotFailed, OSError):
+            pass  # a full or read-only disk: only the counts are lost
 
     def _check_shape(self, array: np.ndarray, shape: tuple[int, ...]) -> None:
         if array.shape != shape or array.itemsize != self.layout.itemsize:

@@ -7,13 +7,16 @@ files' first bytes, and each layer read and verified on its own.
 
 Why shards: measured for blocks of 80 layers and 20 MiB on a virtio disk, one plain chunk a block makes TensorStore read
 all of it for a single layer (12 to 15 ms cold), and one a layer makes a block 80 files to create, sync and delete (puts
-at a third of the rate). A shard is one file and, as the transaction hands it over whole, one write; a layer costs two
-reads (1 to 3 ms), the shard's index, at its end and under a CRC of its own, and the row. A whole block costs one read,
-and 2 ms more of a core than as one chunk, so that cold gets are about a tenth slower.
+at a third of the rate). A shard is one file; a layer costs two reads (0.6 to 3 ms), the shard's index, at its end and
+under a CRC of its own, and the row. A whole block costs one read, cold as fast as plain files.
 
-TensorStore writes beside, syncs, renames and syncs the folder: a slot is whole or not there, whoever is killed. A
-killed writer leaves `.__lock` files, which hold up nobody but take space. Knows nothing of capacity, of which blocks
-are worth keeping, or of other models.
+Slots are written as TensorStore would write them, but straight from the block: all that a shard has besides its chunks
+is the index, the same for every slot, which TensorStore encodes once. Its own way costs two copies of the block and
+memory for them, and made puts a tenth slower than plain files at best, where these are as fast, with checksums.
+
+A slot is whole or not there, whoever is killed (ssd_file.py). A killed writer leaves a file `.__lock`, TensorStore's
+name for what is unfinished, which holds up nobody but takes space. Knows nothing of capacity, of which blocks are worth
+keeping, or of other models.
 """
 
 import os
@@ -26,6 +29,7 @@ import numpy as np
 import tensorstore as ts
 import xxhash
 
+from mooncake_jax.cache.ssd_file import write_durably
 from mooncake_jax.cache.ssd_format import (
     ATTRIBUTES,
     INDEX_BITS,
@@ -53,6 +57,7 @@ class SlotArray:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._slots = ts.open(_spec(folder, model), open=True, create=True, context=_context()).result()
+            self._index = _shard_index(model)
             self._identity = _identity(folder)
         except OSError as error:
             raise UsageError(f"{folder}: {error.strerror}; name another folder for the SSD tier") from None
@@ -60,35 +65,27 @@ class SlotArray:
             what = " ".join(str(error).split())[:200]
             raise UsageError(f"{folder / METADATA}: cannot be used ({what}); remove it or the folder") from None
 
-    def rows(self) -> np.ndarray:
-        """A buffer for write(): uint8 [layers, row bytes]."""
-        return np.zeros((self.model.layout.layers, self.model.row_bytes), np.uint8)
+    def write(
+        self, index: int, key: bytes, parent: bytes | None, block: np.ndarray, expected: np.ndarray | None = None
+    ) -> Header:
+        """Store a slot durably, in place of what was there. expected: checksums that the layers are to have.
 
-    def fill(self, rows: np.ndarray, key: bytes, parent: bytes | None, block: np.ndarray) -> Header:
-        """Lay a block out for write(): the one copy. Each piece is hashed while it is in the processor's cache, and as
-        copied, so that what is written matches its checksum even if the source changes.
+        Raises SlotDamaged if they have others, and SlotFailed; then what was there stays.
         """
-        start, sums = self.model.header_bytes, np.empty(len(rows), np.uint64)
-        for layer, row in enumerate(rows):
-            np.copyto(row[start:].view(self.model.layout.raw).reshape(block.shape[1:]), block[layer])
-            sums[layer] = xxhash.xxh3_64_intdigest(row[start:])
-        header = Header(key, parent, time.time_ns(), sums)
-        packed = header.pack(self.model)
-        rows[0, : len(packed)] = np.frombuffer(packed, np.uint8)
-        return header
-
-    def write(self, index: int, rows: np.ndarray) -> None:
-        """Store a slot durably, in place of what was there. Raises SlotFailed; then what was there stays."""
-        self.check_folder()  # TensorStore would make it anew, perhaps on another disk
+        pieces = np.ascontiguousarray(block).view(np.uint8).reshape(self.model.layout.layers, -1)
+        sums = np.array([xxhash.xxh3_64_intdigest(piece) for piece in pieces], np.uint64)
+        if expected is not None and (wrong := np.flatnonzero(sums != expected)).size:
+            raise SlotDamaged(_mismatch(wrong[0]))
+        header, room = Header(key, parent, time.time_ns(), sums), bytes(self.model.header_bytes)
+        buffers = [header.pack(self.model).ljust(len(room), b"\0"), pieces[0]]
+        for piece in pieces[1:]:
+            buffers += [room, piece]
+        self.check_folder()
         try:
-            transaction = ts.Transaction()  # without one, rows may be written one by one, each with a whole shard
-            slot = self._slots.with_transaction(transaction)[index]
-            written = slot.write(rows, can_reference_source_data_indefinitely=True)
-            written.copy.result()
-            transaction.commit_async().result()
-            written.result()  # who lets go of it before the end takes the write back
-        except (ValueError, OSError) as error:
-            raise SlotFailed(_reason(error)) from None
+            write_durably(self.path(index), [*buffers, self._index])
+        except OSError as error:
+            raise SlotFailed(f"{self.path(index)}: {error.strerror}") from None
+        return header
 
     def read(self, index: int, layers: Sequence[int], sums: np.ndarray, out: np.ndarray) -> None:
         """Read layers of a slot into out, contiguous [len(layers), 2, tokens, kv_heads, head_dim], and verify them.
@@ -103,7 +100,7 @@ class SlotArray:
             raise _read_error(error) from None
         for layer, piece in zip(layers, pieces):
             if xxhash.xxh3_64_intdigest(piece) != sums[layer]:
-                raise SlotDamaged(f"layer {layer} does not match its checksum")
+                raise SlotDamaged(_mismatch(layer))
 
     def header(self, index: int) -> Header:
         """What a slot says of its block. Raises as read() does."""
@@ -157,12 +154,14 @@ class SlotArray:
                         continue  # deleted meanwhile
 
 
+_INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+
+
 def _spec(folder: Path, model: StoredModel) -> dict:
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
     shard = {
         "chunk_shape": [1, 1, model.row_bytes],
         "codecs": [{"name": "bytes"}],
-        "index_codecs": [little, {"name": "crc32c"}],
+        "index_codecs": _INDEX_CODECS,
         "index_location": "end",  # so that the header is what a file begins with
     }
     slot = [1, model.layout.layers, model.row_bytes]
@@ -183,8 +182,24 @@ def _spec(folder: Path, model: StoredModel) -> dict:
     }
 
 
+def _shard_index(model: StoredModel) -> bytes:
+    """What a slot's file ends with: where each row begins and how long it is, encoded as an array of its own."""
+    layers = model.layout.layers
+    places = np.array([(row * model.row_bytes, model.row_bytes) for row in range(layers)], np.uint64)
+    metadata = {
+        "shape": [layers, 2],
+        "data_type": "uint64",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [layers, 2]}},
+        "codecs": _INDEX_CODECS,
+    }
+    spec = {"driver": "zarr3", "kvstore": {"driver": "memory"}, "metadata": metadata}
+    array = ts.open(spec, create=True, context=ts.Context()).result()
+    array.write(places).result()
+    return array.kvstore.read("c/0/0").result().value
+
+
 def _context() -> ts.Context:
-    """No cache: source buffers are used again, and what is read is the DRAM tier's to keep."""
+    """No cache: what is read is the DRAM tier's to keep."""
     return ts.Context(
         {
             "cache_pool": {"total_bytes_limit": 0},
@@ -193,6 +208,10 @@ def _context() -> ts.Context:
             "file_io_sync": True,
         }
     )
+
+
+def _mismatch(layer: int) -> str:
+    return f"layer {layer} does not match its checksum"
 
 
 def _slot_name(index: int) -> str:

@@ -8,11 +8,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from mooncake_jax.cache.ssd_format import METADATA, MODEL_NAME
+from mooncake_jax.cache.ssd_format import METADATA, MODEL_NAME, READS, UNFINISHED
 from mooncake_jax.errors import UsageError
 
 LOCK_NAME = "mooncake-ssd.lock"
-_UNFINISHED = ".__lock"  # ends the names of what TensorStore is writing
 _SLOT_PREFIX = "c."
 
 
@@ -67,15 +66,15 @@ def remove_stale_locks(folder: Path) -> None:
     """Remove what killed writers left. Only for whoever holds the folder's lock."""
     for model in model_folders(folder):
         for path in _own_files(model):
-            if path.name.endswith(_UNFINISHED):
+            if path.name.endswith(UNFINISHED):
                 _unlink(path)
 
 
 def disk_bytes(folder: Path) -> int:
     """Space that a folder takes with all in it, as du counts."""
-    total = _allocated(folder)
+    total = allocated(folder)
     for parent, folders, files in os.walk(folder):
-        total += sum(_allocated(Path(parent, name)) for name in (*folders, *files))
+        total += sum(allocated(Path(parent, name)) for name in (*folders, *files))
     return total
 
 
@@ -92,14 +91,16 @@ def remove_model(folder: Path) -> None:
 
 def _own_files(folder: Path) -> Iterator[Path]:
     for path in list(folder.iterdir()):
-        if path.name.startswith((_SLOT_PREFIX, METADATA)) and not path.is_dir():
+        own = path.name.startswith(_SLOT_PREFIX) or path.name.removesuffix(UNFINISHED) in (METADATA, READS)
+        if own and not path.is_dir():
             yield path
 
 
-def _allocated(path: Path) -> int:
+def allocated(path: Path) -> int:
+    """Space that a file takes, or a folder without what is in it; 0 if it is gone."""
     try:
         return os.lstat(path).st_blocks * 512
-    except FileNotFoundError:  # deleted meanwhile
+    except OSError:
         return 0
 
 

@@ -14,11 +14,13 @@ import numpy as np
 import xxhash
 
 from mooncake_jax.cache.keys import KEY_BYTES
-from mooncake_jax.cache.store import BlockLayout
+from mooncake_jax.cache.layout import BlockLayout
 
 VERSION = 1
 INDEX_BITS = 60  # TensorStore takes larger array shapes for infinite ones
 METADATA = "zarr.json"
+READS = "reads"  # how often blocks have been read (ssd_reads.py)
+UNFINISHED = ".__lock"  # ends the names of what is being written, by TensorStore too
 ATTRIBUTES = "mooncake_jax"  # of the metadata: whose blocks these are
 MODEL_NAME = re.compile(r"[0-9a-f]{32}")  # of a model's folder
 _MAGIC = b"KVCBLOCK"

@@ -21,10 +21,13 @@ LIMITS_IN_SECONDS = ("ttft_slo", "tbt_slo")  # JSON has no infinity: written as 
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """Everything that decides how the actors of one run behave. slots: of each prefill instance's block store."""
+    """Everything that decides how the actors of one run behave. slots and ssd_blocks: blocks that
+    the DRAM and the SSD of each prefill instance hold.
+    """
 
     config: ClusterConfig
     slots: dict[str, int]
+    ssd_blocks: dict[str, int]
     cost: PolynomialCost
     bytes_per_token: int
     stop_ids: tuple[int, ...]
@@ -42,7 +45,7 @@ class ActorSettings:
         view = ClusterView(
             prefill={node: PrefillQueue() for node in config.prefill_nodes},
             decoding={node: DecodingLoad() for node in config.decoding_nodes},
-            pool=KVCachePool(self.slots, config.eviction),
+            pool=KVCachePool(self.slots, config.eviction, self.ssd_blocks),
             cost=self.cost,
             slo=SLO(config.ttft_slo, config.tbt_slo),
             block_size=config.block_size,
@@ -64,6 +67,7 @@ class ActorSettings:
         return cls(
             ClusterConfig(**config),
             settings["slots"],
+            settings["ssd_blocks"],
             PolynomialCost(**cost),
             settings["bytes_per_token"],
             tuple(settings["stop_ids"]),

@@ -3,27 +3,51 @@
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mpi4py import MPI
 
 from mooncake_jax import metrics
 from mooncake_jax.cluster.config import ClusterConfig, instance_of
-from mooncake_jax.cluster.control import Begin, Bye, EventLines, Measured, Ping, Pong, Ready, Setup, SetupFailed, Stop
+from mooncake_jax.cluster.control import (
+    Begin,
+    Bye,
+    EventLines,
+    ForgetBlocks,
+    Measured,
+    Ping,
+    Pong,
+    Ready,
+    Setup,
+    SetupFailed,
+    Stop,
+)
 from mooncake_jax.cluster.frontend import ServingLimits
 from mooncake_jax.cluster.rank import SETUP_DEADLINE_S, Interrupt, PeerGone, Rank
 from mooncake_jax.cluster.record import Recorded
 from mooncake_jax.cluster.results import Results
+from mooncake_jax.cluster.ssd_contents import SSDContents
 from mooncake_jax.errors import UsageError
 from mooncake_jax.request import FAILED, Outcome, Request
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.fitting import fit_prefill, fit_step, fit_transfer
-from mooncake_jax.sched.messages import Action, Arrived, Interrupted, Message, NodeLost, Report
+from mooncake_jax.sched.messages import (
+    Action,
+    Arrived,
+    BlocksPromoted,
+    BlocksWritten,
+    Interrupted,
+    Message,
+    NodeLost,
+    Report,
+    SSDReported,
+)
 from mooncake_jax.sched.serve import serve
 
 STOP_DEADLINE_S = 5.0
+WRITE_BEHIND_S = 5.0  # after the last request has ended, for what SSDs are still to keep
 INTERRUPTED_DEADLINE_S = 1.5
 
 
@@ -49,9 +73,11 @@ class ConductorRank(Rank):
         self.interrupted = False
         self._alive = set(range(1, comm.Get_size()))
         self._lost: set[str] = set()  # instances
+        self._warned: set[str] = set()  # instances whose SSD has failed
         self._sent_bytes: dict[int, int] = {}  # by rank
         self._arriving: dict[str, Request] = {}  # not given to Conductor yet
         self._unended = 0
+        self._ended_at = 0.0
 
     @property
     def sent_bytes(self) -> dict[str, int]:
@@ -65,6 +91,8 @@ class ConductorRank(Rank):
         self.nodes = config.nodes
         for node in self.nodes[1:]:
             self.send(node, Setup(config, longest_prompt, platform.node()))
+        if config.lends_dram:
+            self.messenger.lend(0, SETUP_DEADLINE_S)  # all ranks make the window
         ready: dict[str, Ready] = {}
         deadline = time.monotonic() + SETUP_DEADLINE_S
         while len(ready) < len(self.nodes) - 1:
@@ -73,6 +101,8 @@ class ConductorRank(Rank):
                     ready[message.node] = message
                     warmed = f"{message.compiled} shapes warmed up in {message.warm_up_s:.1f} s"
                     say(f"{message.node} is ready, {warmed} ({len(ready)} of {len(self.nodes) - 1})")
+                    if message.dram is not None:
+                        say(f"{message.node}: other prefill instances' DRAM is {message.dram}")
                 case Ping(node, sent):
                     self.send(node, Pong(sent, time.monotonic()))
                 case SetupFailed(node, reason, usage):
@@ -94,10 +124,11 @@ class ConductorRank(Rank):
         conductor: Conductor,
         requests: Sequence[Request],
         limits: ServingLimits,
+        ssd: Mapping[str, SSDContents],
         results: Results,
         progress: Progress,
     ) -> float:
-        """Serve all requests; returns the seconds from the start to the last ending."""
+        """Serve all requests; returns the seconds from the start to the last ending. ssd: by prefill instance."""
         self._conductor = conductor
         self._results, self._progress = results, progress
         self._arriving = {request.id: request for request in requests}
@@ -105,17 +136,29 @@ class ConductorRank(Rank):
         self.clock.zero = time.monotonic()
         for node in self.nodes[1:]:
             self.send(node, Begin(self.clock.zero))
+        for instance, contents in ssd.items():
+            self._report_ssd(instance, contents)
         for request in requests:
             self.at(request.arrival, Arrived(request, limits.why_invalid(request)))
         recorded = Recorded(self.node, conductor, lambda line: results.add_events([line]))
         serve({self.node: recorded}, self)
-        return self.clock.now()
+        return self._ended_at
+
+    def _report_ssd(self, instance: str, contents: SSDContents) -> None:
+        for node, keys in contents.useless.items():
+            if keys:
+                self.send(node, ForgetBlocks(keys))
+        if contents.stored:
+            self.at(0.0, SSDReported(instance, contents.stored))
 
     def next_event(self) -> tuple[float, str, Message] | None:
-        event = super().next_event() if self._unended else None
+        event = super().next_event() if self._unended or self._still_writing() else None
         if event is not None and isinstance(event[2], Arrived):
             del self._arriving[event[2].request.id]
         return event
+
+    def _still_writing(self) -> bool:
+        return bool(self._conductor.writes) and not self.interrupted
 
     def perform(self, node: str, action: Action, now: float) -> None:
         if isinstance(action, Report):
@@ -125,11 +168,16 @@ class ConductorRank(Rank):
 
     def _end(self, outcome: Outcome) -> None:
         self._unended -= 1
+        if not self._unended:
+            self._ended_at = self.clock.now()
+            self.at(self._ended_at + WRITE_BEHIND_S, Stop())
         counts = self._results.add(outcome)
         self._progress.update(running=len(self._conductor.open), **counts)
 
     def on_received(self, received: Any) -> tuple[bool, Message | None]:
         match received:
+            case Stop():
+                return True, None
             case EventLines(lines):
                 self._results.add_events(lines)
                 return False, None
@@ -139,7 +187,15 @@ class ConductorRank(Rank):
                 return False, self._lose(rank)
             case Interrupt():
                 return False, self._interrupt()
+            case BlocksPromoted(node=node, reason=str(reason)) | BlocksWritten(node=node, reason=str(reason)):
+                self._warn(node, reason)
         return False, received
+
+    def _warn(self, node: str, reason: str) -> None:
+        """Once a node: a disk that fails once fails often. summary.json counts them all."""
+        if node not in self._warned:
+            self._warned.add(node)
+            print(f"mooncake-jax: {node}: {reason}", file=sys.stderr, flush=True)
 
     def _lose(self, rank: int) -> Message | None:
         """An instance is lost with the first of its ranks."""

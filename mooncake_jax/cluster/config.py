@@ -14,9 +14,10 @@ class ClusterConfig:
     instances.
 
     tp: devices of each stage; dram_mib: MiB of DRAM that each stage lends to the KVCache pool; eviction: which block of
-    the pool leaves first (cache/eviction.py); device_kv_tokens: tokens of KVCache that a decoding instance holds in
-    device memory; request_timeout in seconds from arrival; link_gbps: the modelled rate of what an instance's rank
-    sends, None for as fast as it goes.
+    the pool leaves first (cache/eviction.py); ssd_dir: where each stage keeps its SSD tier, in a folder of its name,
+    None for none; ssd_mib: MiB that it may take there; device_kv_tokens: tokens of KVCache that a decoding instance
+    holds in device memory; request_timeout in seconds from arrival; link_gbps: the modelled rate of what an instance's
+    rank sends, None for as fast as it goes; transport: how KVCache leaves the devices (cache/transport.py).
     """
 
     model: str
@@ -30,9 +31,12 @@ class ClusterConfig:
     block_size: int
     dram_mib: int
     eviction: str
+    ssd_dir: str | None
+    ssd_mib: int
     device_kv_tokens: int
     max_batch: int
     link_gbps: float | None
+    transport: str
     request_timeout: float
     ttft_slo: float
     tbt_slo: float
@@ -59,6 +63,11 @@ class ClusterConfig:
     def mesh_shape(self) -> MeshShape:
         """Of each prefill instance."""
         return MeshShape(self.stages, self.tp)
+
+    @property
+    def lends_dram(self) -> bool:
+        """Whether ranks read one another's DRAM: prefill instances copy blocks from one another."""
+        return self.prefill > 1
 
     @property
     def decoding_pages(self) -> int:

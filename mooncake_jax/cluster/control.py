@@ -39,7 +39,10 @@ class Measured:
 class Ready:
     node: str
     fingerprint: bytes  # of the model it loaded
-    slots: int  # of its block store; 0 for a decoding instance
+    slots: int  # of its DRAM; 0 for a decoding instance
+    dram: str | None  # how it reads other instances' DRAM, as measured; None if it does not
+    ssd_blocks: int  # that its SSD tier may hold; 0 without one
+    ssd_stored: tuple[tuple[bytes, bytes | None], ...]  # (key, parent's key) of those there, the least recent first
     measured: Measured
     compiled: int  # shapes its engine has compiled, or found compiled on disk
     warm_up_s: float  # what that took
@@ -148,6 +151,45 @@ class StageCopied:
     stage: int
     blocks: tuple[Block, ...]
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StagePromoted:
+    """What has been read from this stage's SSD; a reason says why not all that was asked for."""
+
+    dispatch: int
+    stage: int
+    blocks: tuple[Block, ...]
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageWritten:
+    """Keys of what is on this stage's SSD now; a reason says why not all that was asked for."""
+
+    number: int
+    stage: int
+    keys: tuple[bytes, ...]
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetBlocks:
+    """From rank 0 before the run: the pool will not know of these blocks on this stage's SSD."""
+
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlocks:
+    """From a stage to the same stage of another instance: send `to` these blocks of your DRAM. Answered by a
+    BlocksLayer for each layer, or by CopyFailed.
+    """
+
+    dispatch: int
+    to: str
+    source: tuple[Block, ...]
+    target: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)

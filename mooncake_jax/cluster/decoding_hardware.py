@@ -72,6 +72,9 @@ class DecodingHardware:
             case _:
                 raise TypeError(f"{self.node} cannot perform {type(action).__name__}")
 
+    def close(self, deadline_s: float) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)  # nobody waits for tokens any more
+
     # --- on the decoding thread
 
     def _load(self, load: LoadKVCache) -> None:

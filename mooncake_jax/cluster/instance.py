@@ -4,10 +4,12 @@ serves until it is told to stop.
 
 import platform
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from mpi4py import MPI
 
+from mooncake_jax.cache.one_sided import LentMemory
 from mooncake_jax.cluster.config import ClusterConfig, instance_of
 from mooncake_jax.cluster.control import (
     Begin,
@@ -29,6 +31,7 @@ from mooncake_jax.parallel.processes import leave_processes
 from mooncake_jax.sched.messages import CONDUCTOR, Message
 from mooncake_jax.sched.serve import serve
 
+CLOSE_S = 2.0  # for the SSD tier to end what it writes
 INTERRUPT_GRACE_S = 3.0  # for Conductor's rank to end the run in good order
 PINGS = 8
 FLUSH_LINES, FLUSH_S = 200, 1.0
@@ -36,6 +39,11 @@ FLUSH_LINES, FLUSH_S = 200, 1.0
 
 class InstanceLost(Exception):
     """This rank's instance cannot go on."""
+
+
+@dataclass(frozen=True)
+class _Lent:
+    memory: LentMemory
 
 
 class InstanceRank(Rank):
@@ -67,6 +75,7 @@ class InstanceRank(Rank):
         self.clock.zero = begin.zero - offset
         serve({self.node: Recorded(self.node, actor, self._record)} if actor is not None else {}, self)
         self._flush()
+        self.hardware.close(CLOSE_S)
         self.send(CONDUCTOR, Bye(self.rank, self.messenger.bytes_sent))
         if self._shares_runtime(setup.config) and not self._orphaned:
             leave_processes()
@@ -100,6 +109,16 @@ class InstanceRank(Rank):
         if join is None:
             raise InstanceLost(f"{instance_of(self.node)} gave no address to join")
         return join
+
+    def lend(self, nbytes: int) -> LentMemory:
+        """Lend memory to the other ranks, once all of them are here. Raises InstanceLost if the run ends before."""
+        future = self.messenger.lend(nbytes, SETUP_DEADLINE_S)
+        future.add_done_callback(lambda ended: self.post(_Lent(ended.result())))
+        lent = self._expect(_Lent)
+        if lent is None:
+            raise InstanceLost("the run ended before all ranks had come")
+        self.lent = lent.memory
+        return lent.memory
 
     def _clock_offset(self, host: str) -> float:
         """What to add to this rank's monotonic clock to get rank 0's, from the quickest of a few round trips."""

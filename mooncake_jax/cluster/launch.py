@@ -17,6 +17,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from mooncake_jax.cluster.mpi_warnings import pass_on
 from mooncake_jax.errors import UsageError
 
 # Set by the process managers of Open MPI, MPICH and SLURM (pmix, pmi2) in every rank they start.
@@ -24,6 +25,8 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 STOP_SIGNAL = signal.SIGUSR1
 STOP_GRACE_S = 4.0  # from Ctrl-C to SIGKILL
 LEAVE_GRACE_S = 8.0  # from rank 0's end to SIGKILL of what still runs
+DYING_S = 3.0  # from SIGKILL to the end
+LAST_WORDS_S = 1.0  # for what is on its way to the terminal
 SHARED_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 EXIT_CODE_FILE = "MOONCAKE_JAX_EXIT_CODE_FILE"
 
@@ -107,11 +110,21 @@ def _run_job(command: list[str], environment: dict[str, str], code_file: Path) -
     stopped_at: list[float] = []
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda *_: stopped_at.append(time.monotonic()))
-    job = subprocess.Popen(command, start_new_session=True, env=environment, preexec_fn=_die_with_parent)
+    job = subprocess.Popen(
+        command,
+        start_new_session=True,
+        env=environment,
+        preexec_fn=_die_with_parent,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    said = pass_on(job.stderr, sys.stderr)
     try:
         _wait(job, code_file, stopped_at)
     finally:
         _kill_session(job.pid)
+        said.join(LAST_WORDS_S)
     return bool(stopped_at)
 
 
@@ -167,11 +180,26 @@ def _terminal() -> dict[str, str]:
 
 
 def _kill_session(session: int) -> None:
-    """SIGKILL whatever still runs in the ranks' session: mpiexec itself, and ranks it may have left behind."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        pid = int(entry.name)
-        try:
-            if os.getsid(pid) == session:
+    """SIGKILL whatever still runs in the ranks' session, mpiexec itself and ranks it may have left behind, and wait for
+    their end: a rank that has lent much memory takes a while to give it back.
+    """
+    deadline = time.monotonic() + DYING_S
+    while (running := _running_in(session)) and time.monotonic() < deadline:
+        for pid in running:
+            try:
                 os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
+            except (ProcessLookupError, PermissionError):
+                continue
+        time.sleep(0.02)
+
+
+def _running_in(session: int) -> list[int]:
+    """Processes of a session that are not zombies."""
+    running = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(entry.name)) == session and (entry / "cmdline").read_bytes():
+                running.append(int(entry.name))
+        except OSError:
             continue
+    return running

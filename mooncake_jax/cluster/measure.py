@@ -1,5 +1,7 @@
-"""Short measurements that each instance takes of itself as it starts, from which Conductor's cost model is fitted
-(report 6.1).
+"""How long the engine and the links take, measured on them: what a cost model is fitted to (report 6.1).
+
+Each instance takes a few short measurements of itself as it starts; `mooncake-jax profile` takes many, by the same
+functions. Of repeated runs the shortest counts: other ranks share the machine.
 """
 
 import random
@@ -8,14 +10,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mooncake_jax.cache.store import BlockLayout
+from mooncake_jax.cache.layout import BlockLayout
 from mooncake_jax.cluster.control import Probe
 from mooncake_jax.cluster.links import Links
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.parallel.decoding import DecodingEngine
 from mooncake_jax.parallel.prefill import PrefillEngine
 
-REPEATS = 2  # the shortest counts: the machine is shared while all ranks start
+REPEATS = 2
 PROBE_BYTES = (1 << 16, 1 << 20, 1 << 23)
 PROBE_DEADLINE_S = 60.0
 
@@ -27,48 +29,87 @@ def measure_prefill(engine: PrefillEngine, model: LlamaConfig, chunk: int, toget
     """
     longest = min(2 * chunk, model.max_context - 1, 1024)
     shapes = {(min(16, longest), 0), (max(longest // 4, 1), 0), (longest, 0), (longest, longest // 2)}
-    rng = random.Random(0)
-    ids = [rng.randrange(model.vocab_size) for _ in range(longest)]
-    points = []
-    for tokens, prefix in sorted(shapes):
-        kv = np.zeros((2, prefix, model.num_kv_heads, model.head_dim), engine.dtype)
-        seconds = []
-        for _ in range(REPEATS):
-            together()
-            seconds.append(timed(lambda: engine.prefill(ids[:tokens], prefix_len=prefix, load_layer=lambda _: kv)))
-        points.append((tokens, prefix, min(seconds)))
-    return tuple(points)
+    return tuple(
+        (tokens, prefix, prefill_s(engine, model, tokens, prefix, REPEATS, together))
+        for tokens, prefix in sorted(shapes)
+    )
 
 
 def measure_steps(engine: DecodingEngine, layout: BlockLayout, max_batch: int, max_context: int):
     """((batch, total context, seconds), ...) for small and large batches with short and long contexts."""
-    shapes = [(1, 32), (1, 512), (max_batch, 32), (max_batch, 128)]
     points = []
-    for batch, context in shapes:
+    for batch, context in [(1, 32), (1, 512), (max_batch, 32), (max_batch, 128)]:
         context = min(context, max_context - REPEATS - 2)
-        total = context + REPEATS + 1
-        joined = min(batch, engine.free_pages // engine.pages_for(total))
-        kv = np.zeros((layout.layers, 2, context, layout.kv_heads, layout.head_dim), engine.dtype)
-        for i in range(joined):
-            engine.join(-1 - i, kv, 0, total)
-        batch_ids = [-1 - i for i in range(joined)]
+        joined = min(batch, engine.free_pages // engine.pages_for(context + REPEATS + 1))
         if joined:
-            points.append(
-                (joined, joined * context, min(timed(lambda: engine.step(batch_ids)) for _ in range(REPEATS)))
-            )
-        for i in batch_ids:
-            engine.leave(i)
+            points.append((joined, joined * context, step_s(engine, layout, joined, context, REPEATS)))
     return tuple(points)
 
 
 def measure_transfer(links: Links, node: str):
     """((bytes, seconds), ...) of sends to `node`, whose messenger throws them away."""
-    points = []
-    for nbytes in PROBE_BYTES:
-        buffer = np.zeros(nbytes, np.uint8)
-        send = lambda buffer=buffer: links.send_buffers(node, Probe(), [buffer]).result(PROBE_DEADLINE_S)  # noqa: E731
-        points.append((nbytes, min(timed(send) for _ in range(REPEATS))))
-    return tuple(points)
+    return tuple((nbytes, transfer_s(links, node, nbytes, 1, REPEATS)) for nbytes in PROBE_BYTES)
+
+
+def prefill_s(
+    engine: PrefillEngine,
+    model: LlamaConfig,
+    tokens: int,
+    prefix: int,
+    repeats: int,
+    together: Callable[[], None] = lambda: None,
+) -> float:
+    """Seconds of a prefill of `tokens` of which `prefix` are reused, taking those from host memory."""
+    rng = random.Random(0)
+    ids = [rng.randrange(model.vocab_size) for _ in range(tokens)]
+    kv = np.zeros((2, prefix, model.num_kv_heads, model.head_dim), engine.dtype)
+    seconds = []
+    for _ in range(repeats):
+        together()
+        seconds.append(timed(lambda: engine.prefill(ids, prefix_len=prefix, load_layer=lambda _: kv)))
+    return min(seconds)
+
+
+def step_s(engine: DecodingEngine, layout: BlockLayout, batch: int, context: int, repeats: int) -> float:
+    """Seconds of a step of `batch` requests with `context` tokens each, for which the empty engine has room."""
+    total = context + repeats + 1
+    kv = np.zeros((layout.layers, 2, context, layout.kv_heads, layout.head_dim), engine.dtype)
+    requests = [-1 - i for i in range(batch)]
+    for request in requests:
+        engine.join(request, kv, 0, total)
+    seconds = min(timed(lambda: engine.step(requests)) for _ in range(repeats))
+    for request in requests:
+        engine.leave(request)
+    return seconds
+
+
+def load_s(engine: DecodingEngine, layout: BlockLayout, context: int, repeats: int) -> float:
+    """Seconds by which loading `context` tokens of KVCache from host memory holds up a step; not above 0 where that is
+    lost in the noise.
+    """
+    kv = np.zeros((layout.layers, 2, context, layout.kv_heads, layout.head_dim), engine.dtype)
+
+    def join_and_step() -> None:
+        engine.join(-1, kv, 0, context + 2)
+        engine.step([-1])
+
+    joining, alone = [], []
+    for _ in range(repeats):
+        joining.append(timed(join_and_step))
+        alone.append(timed(lambda: engine.step([-1])))
+        engine.leave(-1)
+    return min(joining) - min(alone)
+
+
+def transfer_s(links: Links, node: str, nbytes: int, flows: int, repeats: int) -> float:
+    """Seconds until all of `flows` sends of so many bytes to `node`, begun at once, have left."""
+    buffers = [np.zeros(nbytes, np.uint8) for _ in range(flows)]
+
+    def send() -> None:
+        for sent in [links.send_buffers(node, Probe(), [buffer]) for buffer in buffers]:
+            sent.result(PROBE_DEADLINE_S)
+
+    return min(timed(send) for _ in range(repeats))
 
 
 def timed(work: Callable[[], object]) -> float:

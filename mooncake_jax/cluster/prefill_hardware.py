@@ -11,21 +11,33 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_jax.cluster.control import BlocksChecked, CheckBlocks, EnterPrompt, StageCopied, StageDone
+from mooncake_jax.cluster.control import (
+    BlocksChecked,
+    CheckBlocks,
+    EnterPrompt,
+    StageCopied,
+    StageDone,
+    StagePromoted,
+    StageWritten,
+)
 from mooncake_jax.cluster.entrance import Entrance, Order
 from mooncake_jax.cluster.gathering import Gathering
 from mooncake_jax.cluster.links import Links
-from mooncake_jax.cluster.prefill_stage import PrefillStage, Report, stored_blocks
+from mooncake_jax.cluster.prefill_stage import Command, PrefillStage, Report, stored_blocks
 from mooncake_jax.sched.messages import (
     AbandonCopy,
     Action,
+    BlocksPromoted,
     BlocksReplicated,
-    CopyBlocks,
+    BlocksWritten,
+    FetchBlocks,
     Message,
     PrefillDone,
     PrefillFailed,
     PrefillStarted,
+    PromoteBlocks,
     RunPrefill,
+    WriteBlocks,
 )
 
 
@@ -48,6 +60,7 @@ class PrefillHardware:
         stages = 1 + len(others)
         self._entrance = Entrance(stages, self._on_order)
         self._checks, self._ends, self._copies = Gathering(stages), Gathering(stages), Gathering(stages)
+        self._promotions, self._writes = Gathering(stages), Gathering(stages)
         self._checking: dict[int, RunPrefill] = {}
         self._running: dict[int, _Running] = {}
 
@@ -62,12 +75,12 @@ class PrefillHardware:
                 self._tell(CheckBlocks(dispatch, action.blocks[: action.reuse]))
             case RunPrefill():
                 self._entrance.put(EnterPrompt(action, 0))
-            case CopyBlocks() | AbandonCopy():
+            case FetchBlocks() | AbandonCopy() | PromoteBlocks() | WriteBlocks():
                 self._tell(action)
             case _:
                 raise TypeError(f"{self.node} cannot perform {type(action).__name__}")
 
-    def _tell(self, command: CheckBlocks | CopyBlocks | AbandonCopy) -> None:
+    def _tell(self, command: Command) -> None:
         for node in self._others:
             self._links.send(node, command)
         self._stage.perform(command)
@@ -94,10 +107,16 @@ class PrefillHardware:
             case StageCopied(dispatch, stage):
                 if (copied := self._copies.add(dispatch, stage, report)) is not None:
                     self._replicated(copied)
+            case StagePromoted(dispatch, stage):
+                if (read := self._promotions.add(dispatch, stage, report)) is not None:
+                    self._post(BlocksPromoted(dispatch, self.node, _on_all([r.blocks for r in read]), _reason(read)))
+            case StageWritten(number, stage):
+                if (wrote := self._writes.add(number, stage, report)) is not None:
+                    self._post(BlocksWritten(number, self.node, _on_all([w.keys for w in wrote]), _reason(wrote)))
 
     def _end(self, running: _Running, ends: list[StageDone]) -> None:
         run, reuse = running.entered.run, running.entered.reuse
-        reason = next((end.reason for end in ends if end.reason is not None), None)
+        reason = _reason(ends)
         if reason is not None:
             self._post(PrefillFailed(run.dispatch, self.node, reason))
             return
@@ -115,14 +134,17 @@ class PrefillHardware:
 
     def _replicated(self, copied: list[StageCopied]) -> None:
         """A block is here once all its layers are."""
-        reason = next((part.reason for part in copied if part.reason is not None), None)
+        reason = _reason(copied)
         whole = () if reason is not None else min((part.blocks for part in copied), key=len)
         self._post(BlocksReplicated(copied[0].dispatch, self.node, whole, reason))
+
+    def close(self, deadline_s: float) -> None:
+        self._stage.close(deadline_s)
 
     # --- called on the messenger's thread
 
     def on_control(self, source: int, message: Any) -> bool:
-        if isinstance(message, BlocksChecked | StageDone | StageCopied):
+        if isinstance(message, Report):
             self.on_report(message)
             return True
         return self._stage.on_control(source, message)
@@ -132,3 +154,14 @@ class PrefillHardware:
 
     def on_buffers(self, source: int, header: Any, buffers: Sequence[np.ndarray]) -> None:
         self._stage.on_buffers(source, header, buffers)
+
+
+def _reason(answers: Sequence[StageDone | StageCopied | StagePromoted | StageWritten]) -> str | None:
+    """What went wrong in the first stage in which something did."""
+    return next((answer.reason for answer in answers if answer.reason is not None), None)
+
+
+def _on_all(parts: Sequence[tuple]) -> tuple:
+    """What every stage has: a block is whole only then."""
+    others = [set(part) for part in parts[1:]]
+    return tuple(item for item in parts[0] if all(item in other for other in others))

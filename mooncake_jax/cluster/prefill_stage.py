@@ -1,5 +1,5 @@
-"""One stage of a prefill instance on its rank: engine, block store, and the ways of its layers' KVCache (report 3,
-steps 1 to 3).
+"""One stage of a prefill instance on its rank: engine, both tiers of its block store, and the ways of its layers'
+KVCache (report 3, steps 1 to 3).
 
 Does what the instance's first stage says, its own rank's or another one's, and reports to it. Exports and copies go on
 beside the engine. Whatever fails ends the request at hand; only an engine that cannot go on ends an instance of several
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_jax.cache.messenger import PeerLost
+from mooncake_jax.cache.ssd import SSDStore
 from mooncake_jax.cache.store import BlockStore
 from mooncake_jax.cluster.control import (
     BlocksChecked,
@@ -21,20 +22,26 @@ from mooncake_jax.cluster.control import (
     CheckBlocks,
     CopyFailed,
     EnterPrompt,
+    ForgetBlocks,
     KVCacheSent,
+    SendBlocks,
     StageBroken,
     StageCopied,
     StageDone,
+    StagePromoted,
+    StageWritten,
 )
 from mooncake_jax.cluster.copies import BlockCopies
 from mooncake_jax.cluster.entrance import Order
 from mooncake_jax.cluster.export import Export
 from mooncake_jax.cluster.links import Links
+from mooncake_jax.cluster.stage_ssd import StageSSD
 from mooncake_jax.parallel.prefill import FirstToken, PrefillEngine
 from mooncake_jax.parallel.stage import Chunk, PrefillJob
-from mooncake_jax.sched.messages import AbandonCopy, CopyBlocks
+from mooncake_jax.sched.messages import AbandonCopy, FetchBlocks, PromoteBlocks, WriteBlocks
 
-Report = BlocksChecked | StageDone | StageCopied
+Report = BlocksChecked | StageDone | StageCopied | StagePromoted | StageWritten
+Command = CheckBlocks | FetchBlocks | AbandonCopy | PromoteBlocks | WriteBlocks
 
 
 class PrefillStage:
@@ -47,6 +54,7 @@ class PrefillStage:
         stages: int,
         engine: PrefillEngine,
         store: BlockStore,
+        ssd: SSDStore | None,
         links: Links,
         deadline_s: float,
         report: Callable[[Report], None],
@@ -55,6 +63,7 @@ class PrefillStage:
         self.node, self.stage, self._stages = node, stage, stages
         self._engine, self._store, self._links, self._report, self._post = engine, store, links, report, post
         self._deadline_s = deadline_s
+        self._ssd = StageSSD(stage, store, ssd, report) if ssd is not None else None
         self._copies = BlockCopies(node, stage, store, links, deadline_s, report)
         self._underway: list[Export] = []
         self._check_thread = ThreadPoolExecutor(1, "check")
@@ -65,14 +74,23 @@ class PrefillStage:
         """Compute what enters, for ever, on a thread of its own."""
         threading.Thread(target=self._serve, args=(orders,), name="prefill", daemon=True).start()
 
-    def perform(self, command: CheckBlocks | CopyBlocks | AbandonCopy) -> None:
+    def perform(self, command: Command) -> None:
         match command:
             case CheckBlocks():
                 self._check_thread.submit(self._check, command)
-            case CopyBlocks():
-                self._copies.start(command)
+            case FetchBlocks():
+                self._copies.fetch(command)
             case AbandonCopy(dispatch, reason):
                 self._copies.abandon(dispatch, reason)
+            case PromoteBlocks():
+                self._ssd.promote(command)
+            case WriteBlocks(order):
+                self._ssd.write(order)
+
+    def close(self, deadline_s: float) -> None:
+        """Let the SSD tier end what it is writing, for so long at most."""
+        if self._ssd is not None:
+            self._ssd.close(deadline_s)
 
     def _check(self, check: CheckBlocks) -> None:
         self._report(BlocksChecked(check.dispatch, self.stage, self._store.sound(check.blocks)))
@@ -152,8 +170,12 @@ class PrefillStage:
 
     def on_control(self, source: int, message: Any) -> bool:
         match message:
-            case CheckBlocks() | CopyBlocks() | AbandonCopy():
+            case CheckBlocks() | FetchBlocks() | AbandonCopy() | PromoteBlocks() | WriteBlocks():
                 self.perform(message)
+            case SendBlocks():
+                self._copies.send(message)
+            case ForgetBlocks(keys):
+                self._ssd.forget(keys)
             case CopyFailed(dispatch, reason):
                 self._copies.abandon(dispatch, reason)
             case _:

@@ -8,7 +8,6 @@ what came of it to the mailbox.
 import abc
 import heapq
 import itertools
-import queue
 import signal
 import time
 from collections.abc import Sequence
@@ -18,7 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
+from mooncake_jax.cache.mailbox import Mailbox
 from mooncake_jax.cache.messenger import Messenger
+from mooncake_jax.cache.one_sided import LentMemory
+from mooncake_jax.cache.transport import HostTransport, Transport
+from mooncake_jax.cache.wire import Buffer
 from mooncake_jax.cluster.launch import STOP_SIGNAL
 from mooncake_jax.sched.messages import Action, Later, Message, Send
 
@@ -38,6 +41,9 @@ class Hardware(Protocol):
     def place(self, source: int, header: Any) -> Sequence[np.ndarray] | None: ...
 
     def on_buffers(self, source: int, header: Any, buffers: Sequence[np.ndarray]) -> None: ...
+
+    def close(self, deadline_s: float) -> None:
+        """The run is over: end what must not be lost, for so long at most."""
 
 
 class Clock:
@@ -67,7 +73,9 @@ class Rank(abc.ABC):
         self.clock = Clock()
         self.nodes: tuple[str, ...] = ()  # names by rank, once known
         self.hardware: Hardware | None = None
-        self._mailbox: queue.SimpleQueue = queue.SimpleQueue()
+        self.transport: Transport = HostTransport()
+        self.lent: LentMemory | None = None
+        self._mailbox = Mailbox()
         self._timers: list[tuple[float, int, Message]] = []
         self._ties = itertools.count()
         self.messenger = Messenger(comm, self)
@@ -88,20 +96,25 @@ class Rank(abc.ABC):
     def send(self, node: str, message: Any) -> Future:
         return self.messenger.send(self.nodes.index(node), message)
 
-    def send_buffers(self, node: str, header: Any, buffers: Sequence[np.ndarray]) -> Future:
+    def send_buffers(self, node: str, header: Any, buffers: Sequence[Buffer]) -> Future:
         return self.messenger.send_buffers(self.nodes.index(node), header, buffers)
+
+    def can_read(self, node: str) -> bool:
+        return self.lent is not None and self.lent.works(self.nodes.index(node))
+
+    def read(self, node: str, offset: int, out: np.ndarray, deadline_s: float) -> Future:
+        return self.messenger.read(self.nodes.index(node), offset, out, deadline_s)
 
     def receive(self, deadline: float) -> Any | None:
         """The next thing in the mailbox, or None at the deadline (monotonic clock)."""
         while True:
-            wait = min(POLL_S, deadline - time.monotonic())
-            try:
-                return self._mailbox.get(timeout=max(wait, 0))
-            except queue.Empty:
-                if self.messenger.failure is not None:
-                    raise RuntimeError("the messenger failed") from self.messenger.failure
-                if time.monotonic() >= deadline:
-                    return None
+            received = self._mailbox.get(min(POLL_S, deadline - time.monotonic()))
+            if received is not None:
+                return received
+            if self.messenger.failure is not None:
+                raise RuntimeError("the messenger failed") from self.messenger.failure
+            if time.monotonic() >= deadline:
+                return None
 
     # --- Cluster
 
@@ -152,6 +165,9 @@ class Rank(abc.ABC):
 
     def on_buffers(self, source: int, header: Any, buffers: Sequence[np.ndarray]) -> None:
         self.hardware.on_buffers(source, header, buffers)
+
+    def on_broken(self, source: int, header: Any, reason: str) -> None:
+        """Its sender says so in its own words, or is lost: either ends what the buffers were for."""
 
     def on_lost(self, rank: int) -> None:
         self._mailbox.put(PeerGone(rank))

@@ -1,12 +1,19 @@
 """How a rank becomes what it is told to be: a stage of a prefill instance, or a decoding instance."""
 
+import hashlib
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import jax
+import numpy as np
 from jax.experimental.multihost_utils import sync_global_devices
 
-from mooncake_jax.cache.store import BlockStore
+from mooncake_jax.cache.one_sided import LentMemory
+from mooncake_jax.cache.ssd import SSDStore
+from mooncake_jax.cache.store import BlockLayout, BlockStore
+from mooncake_jax.cache.transport import AUTO, Transport, choose_transport
 from mooncake_jax.cluster.actors import decoding_instance, prefill_instance
 from mooncake_jax.cluster.config import ClusterConfig, instance_of
 from mooncake_jax.cluster.control import Join, Measured, Ready, Setup
@@ -38,6 +45,8 @@ class Member(Links, Protocol):
 
     def post(self, message: object) -> None: ...
 
+    def lend(self, nbytes: int) -> LentMemory: ...
+
     def expect_join(self) -> Join: ...
 
 
@@ -63,8 +72,10 @@ def _become_decoding(member: Member, config: ClusterConfig, path: Location) -> R
     decode = model.tokenizer.decode if model.tokenizer is not None else None
     hardware = DecodingHardware(member.node, engine, layout, decode, member.post)
     actor = decoding_instance(member.node, config, stop_ids(model.tokenizer))
+    if config.lends_dram:
+        member.lend(0)  # all ranks make the window
     fingerprint = model_fingerprint(path, config.dtype)
-    return actor, hardware, Ready(member.node, fingerprint, 0, measured, engine.compile_count, warm_up_s)
+    return actor, hardware, Ready(member.node, fingerprint, 0, None, 0, (), measured, engine.compile_count, warm_up_s)
 
 
 def _become_stage(member: Member, config: ClusterConfig, path: Location, longest_prompt: int) -> Role:
@@ -74,21 +85,59 @@ def _become_stage(member: Member, config: ClusterConfig, path: Location, longest
     architecture = open_source(path).config()
     layout = config.stage_layouts(architecture)[stage]
     engine = PrefillEngine(model, config.prefill_chunk)
+    member.transport = _transport(member, config)
     warm_up_s = timed(lambda: engine.warm_up(longest_prompt))
     measured = _measure_stage(member, config, engine, architecture, stage)
-    slots = (config.dram_mib << 20) // layout.nbytes
-    try:
-        store = BlockStore(slots, layout)
-    except MemoryError:
-        raise UsageError(f"--dram_mib={config.dram_mib}: this machine does not have so much; lower it") from None
-    ready = Ready(member.node, model_fingerprint(path, config.dtype), slots, measured, engine.compile_count, warm_up_s)
+    slots = (config.dram_mib << 20) // BlockStore.bytes_needed(1, layout)
+    store = BlockStore(slots, layout, _dram(member, config, BlockStore.bytes_needed(slots, layout)))
+    fingerprint = model_fingerprint(path, config.dtype)
+    ssd = _open_ssd(member, config, layout, fingerprint, engine.layers)
+    ssd_blocks = ssd.capacity_blocks if ssd is not None else 0
+    reads = member.lent.note if member.lent is not None else None
+    ready = Ready(
+        member.node, fingerprint, slots, reads, ssd_blocks, _stored(ssd), measured, engine.compile_count, warm_up_s
+    )
 
-    made_of = (member.node, stage, config.stages, engine, store, member, config.request_timeout)
+    made_of = (member.node, stage, config.stages, engine, store, ssd, member, config.request_timeout)
     if stage:
         return None, FollowingStage(*made_of, lambda report: member.send(instance, report), member.post), ready
     hardware = PrefillHardware(instance, config.stage_nodes(instance)[1:], config.block_size, member, member.post)
     hardware.start(PrefillStage(*made_of, hardware.on_report, member.post))
     return prefill_instance(instance, config), hardware, ready
+
+
+def _dram(member: Member, config: ClusterConfig, nbytes: int) -> np.ndarray | None:
+    """Memory for the block store that other prefill instances can read; None where nobody will."""
+    try:
+        np.empty(nbytes, np.uint8)
+    except MemoryError:
+        raise UsageError(f"--dram_mib={config.dram_mib}: this machine does not have so much; lower it") from None
+    return member.lend(nbytes).memory if config.lends_dram else None
+
+
+def _transport(member: Member, config: ClusterConfig) -> Transport:
+    """Tells what was found, unless nothing was asked for and there is nothing to find."""
+    platform = jax.default_backend()
+    transport, found = choose_transport(config.transport, platform, config.tp)
+    if platform != "cpu" or config.transport != AUTO:
+        print(f"{member.node}: {found}", flush=True)
+    return transport
+
+
+def _open_ssd(
+    member: Member, config: ClusterConfig, layout: BlockLayout, fingerprint: bytes, layers: Sequence[int]
+) -> SSDStore | None:
+    """What other layers of the same model have stored is as foreign as another model's."""
+    if config.ssd_dir is None:
+        return None
+    part = hashlib.sha256(fingerprint + f"layers {layers[0]} to {layers[-1]}".encode()).digest()
+    return SSDStore(Path(config.ssd_dir) / member.node, layout, part, config.ssd_mib << 20)
+
+
+def _stored(ssd: SSDStore | None) -> tuple[tuple[bytes, bytes | None], ...]:
+    """What is on the SSD, the least recent first."""
+    headers = sorted(ssd.headers() if ssd is not None else (), key=lambda header: header.written_ns)
+    return tuple((header.key, header.parent) for header in headers)
 
 
 def _load_stage(member: Member, config: ClusterConfig, path: Location, stage: int) -> LoadedModel | PipelineModel:

@@ -1,6 +1,7 @@
 """mooncake-jax pool: the KVCache blocks that nodes keep on SSD (cache/ssd.py): list, count, verify, remove.
 
-Works on files, beside running nodes too; only `purge` wants the folder for itself.
+Works on files, beside running nodes too, whose latest hits are not yet counted there; only `purge` wants the folder
+for itself.
 """
 
 import time
@@ -17,6 +18,7 @@ from rich.table import Table
 from mooncake_jax.cache.ssd_array import SlotArray
 from mooncake_jax.cache.ssd_folder import FolderLock, disk_bytes, model_folders, node_folders, remove_model
 from mooncake_jax.cache.ssd_format import Header, SlotDamaged, SlotFailed, SlotMissing, StoredModel
+from mooncake_jax.cache.ssd_reads import ReadCounts, Reads
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.errors import UsageError
 
@@ -54,6 +56,16 @@ class _Folder:
         return SlotArray(self.path, self.model)
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """A block on disk: its header, None if that is damaged, how often it was read, its file and that one's bytes."""
+
+    header: Header | None
+    reads: Reads
+    path: Path
+    size: int
+
+
 def main(arguments: list[str]) -> int:
     actions = FLAGS(["pool", *arguments])[1:]
     if len(actions) != 1 or actions[0] not in _ACTIONS:
@@ -77,15 +89,18 @@ def _folders(ssd_dir: Path) -> list[_Folder]:
 
 def _ls(folders: list[_Folder]) -> int:
     now = time.time()
-    print(f"{'block':<{_SHOWN}}  {'parent':<{_SHOWN}}  {'model':<{_SHOWN}}  {'bytes':>12}  {'age':>8}  file")
+    names = f"{'block':<{_SHOWN}}  {'parent':<{_SHOWN}}  {'model':<{_SHOWN}}"
+    print(f"{names}  {'bytes':>12}  {'age':>8}  {'hits':>8}  {'last hit':>8}  file")
     for folder in _readable(folders):
-        for header, path, size in _headers(folder):
-            if header is None:
+        for block in _blocks(folder):
+            if block.header is None:
                 key, parent, age = "damaged", "", ""
             else:
-                key, parent = header.key.hex()[:_SHOWN], header.parent.hex()[:_SHOWN] if header.parent else "-"
-                age = _age(now - header.written_ns / 1e9)
-            print(f"{key:<{_SHOWN}}  {parent:<{_SHOWN}}  {folder.name}  {size:>12}  {age:>8}  {path}")
+                key, parent = block.header.key.hex()[:_SHOWN], (block.header.parent or b"").hex()[:_SHOWN] or "-"
+                age = _age(now - block.header.written_ns / 1e9)
+            names = f"{key:<{_SHOWN}}  {parent:<{_SHOWN}}  {folder.name}"
+            hits, last = f"{_hits([block], folder.model):.4g}", _last_hit([block], now)
+            print(f"{names}  {block.size:>12}  {age:>8}  {hits:>8}  {last:>8}  {block.path}")
     return 0
 
 
@@ -94,22 +109,33 @@ def _stats(folders: list[_Folder]) -> int:
     table = Table(box=None, header_style="bold")
     for column in ("node", "model", "layout", "fingerprint"):
         table.add_column(column, overflow="fold")
-    for column in ("blocks", "on disk", "oldest", "newest"):
+    for column in ("blocks", "on disk", "oldest", "newest", "hits", "last hit"):
         table.add_column(column, justify="right", no_wrap=True)
     for folder in folders:
         whose = (folder.node.name, folder.name, *_whose(folder.model))
         if folder.model is None:
-            table.add_row(*whose, "?", _size(disk_bytes(folder.path)), "", "")
+            table.add_row(*whose, "?", _size(disk_bytes(folder.path)))
             continue
-        headers = [header for header, _, _ in _headers(folder) if header is not None]
-        ages = [now - header.written_ns / 1e9 for header in headers]
+        blocks = [block for block in _blocks(folder) if block.header is not None]
+        ages = [now - block.header.written_ns / 1e9 for block in blocks]
         span = (_age(max(ages)), _age(min(ages))) if ages else ("", "")
-        table.add_row(*whose, str(len(headers)), _size(disk_bytes(folder.path)), *span)
+        hits = (f"{_hits(blocks, folder.model):.4g}", _last_hit(blocks, now))
+        table.add_row(*whose, str(len(blocks)), _size(disk_bytes(folder.path)), *span, *hits)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     console.print(table)
     return 0
+
+
+def _hits(blocks: list[_Stored], model: StoredModel) -> float:
+    """A read of some of a block's layers is so much of a hit."""
+    return sum(block.reads.layers for block in blocks) / model.layout.layers
+
+
+def _last_hit(blocks: list[_Stored], now: float) -> str:
+    last_ns = max((block.reads.last_ns for block in blocks), default=0)
+    return _age(now - last_ns / 1e9) if last_ns else "-"
 
 
 def _verify(folders: list[_Folder]) -> int:
@@ -172,14 +198,14 @@ def _readable(folders: list[_Folder]) -> list[_Folder]:
     return [folder for folder in folders if folder.model is not None]
 
 
-def _headers(folder: _Folder) -> Iterator[tuple[Header | None, Path, int]]:
-    """Header, or None where it is damaged, path and bytes of every block."""
-    array = folder.open()
+def _blocks(folder: _Folder) -> Iterator[_Stored]:
+    array, counts = folder.open(), ReadCounts(folder.path)
     for index, status in array.scan():
         try:
-            yield array.header(index), array.path(index), status.st_size
+            header = array.header(index)
+            yield _Stored(header, counts.of(index, header), array.path(index), status.st_size)
         except (SlotDamaged, SlotFailed):
-            yield None, array.path(index), status.st_size
+            yield _Stored(None, Reads(), array.path(index), status.st_size)
         except SlotMissing:
             continue  # a running node has deleted it
 

@@ -18,6 +18,7 @@ import mpi4py
 from absl import flags
 
 from mooncake_jax.cache.eviction import POLICIES
+from mooncake_jax.cache.slots import slot_bytes
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
 from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
@@ -70,12 +71,24 @@ def _define() -> None:
     flags.DEFINE_integer("block_size", 16, "tokens of a KVCache block", **kwargs)
     flags.DEFINE_integer("dram_mib", 1024, "MiB of DRAM that each prefill rank lends to the KVCache pool", **kwargs)
     flags.DEFINE_enum("eviction", "lru", list(POLICIES), "which block of the KVCache pool leaves first", **kwargs)
+    flags.DEFINE_string(
+        "ssd_dir", None, "folder on this host's SSD for a second tier of the KVCache pool (default: none)", **kwargs
+    )
+    flags.DEFINE_integer("ssd_mib", 16384, "MiB that each prefill rank may take in --ssd_dir", **kwargs)
     flags.DEFINE_integer(
         "device_kv_tokens", 16384, "tokens of KVCache in a decoding instance's device memory", **kwargs
     )
     flags.DEFINE_integer("max_batch", 16, "most requests that an instance decodes at once", **kwargs)
     flags.DEFINE_float(
         "link_gbps", None, "model slow links: what an instance's rank sends passes at this rate, in Gbps", **kwargs
+    )
+    flags.DEFINE_enum(
+        "transport",
+        "auto",
+        ["auto", "host", "gpudirect"],
+        "how KVCache leaves a prefill instance's devices: gpudirect hands device memory to MPI, which must know CUDA; "
+        "auto: where that works, else through host memory",
+        **kwargs,
     )
     flags.DEFINE_float(
         "ttft_slo", math.inf, "reject what is predicted to take longer to its first token, seconds", **kwargs
@@ -146,12 +159,14 @@ def _check_flags() -> None:
             raise UsageError(f"--{name}={FLAGS[name].value} says how to replay a trace: give --trace=FILE too")
     if FLAGS["interval_s"].present and FLAGS.trace is not None:
         raise UsageError(f"--interval_s={FLAGS.interval_s} is for prompts, a trace has its own times: use --time_scale")
-    for name in ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "device_kv_tokens", "max_batch"):
+    for name in ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "ssd_mib", "device_kv_tokens", "max_batch"):
         if FLAGS[name].value < 1:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
     for name in ("ttft_slo", "tbt_slo", "request_timeout"):
         if not FLAGS[name].value > 0:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be above 0 seconds")
+    if FLAGS["ssd_mib"].present and not FLAGS.ssd_dir:
+        raise UsageError(f"--ssd_mib={FLAGS.ssd_mib} is for the SSD tier: give --ssd_dir=FOLDER too")
     if FLAGS.link_gbps is not None and not LEAST_GBPS <= FLAGS.link_gbps <= MOST_GBPS:
         raise UsageError(
             f"--link_gbps={FLAGS.link_gbps}: use {LEAST_GBPS} to {MOST_GBPS}, or leave it out for no limit"
@@ -198,7 +213,7 @@ def _check_ranks(config: ClusterConfig, ranks: int | None) -> None:
 
 
 def _check_memory(config: ClusterConfig, model: LlamaConfig) -> None:
-    block = max(layout.nbytes for layout in config.stage_layouts(model))
+    block = max(slot_bytes(layout) for layout in config.stage_layouts(model))
     if block > config.dram_mib << 20:
         raise UsageError(
             f"--dram_mib={config.dram_mib} does not hold one block of --block_size={config.block_size} tokens "

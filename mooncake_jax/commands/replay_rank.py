@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 
 from mooncake_jax import metrics
+from mooncake_jax.cache.pool import TIERS, Cause, KVCachePool
 from mooncake_jax.cluster.actors import ActorSettings
 from mooncake_jax.cluster.conductor_rank import ConductorRank, Interruption, SetupError, fit_cost
 from mooncake_jax.cluster.control import Ready
@@ -17,6 +18,7 @@ from mooncake_jax.cluster.instance import InstanceRank
 from mooncake_jax.cluster.launch import leave_exit_code
 from mooncake_jax.cluster.rank import Rank
 from mooncake_jax.cluster.results import Results
+from mooncake_jax.cluster.ssd_contents import SSDContents, put_together
 from mooncake_jax.commands.plan import Plan
 from mooncake_jax.errors import UsageError
 from mooncake_jax.report import Progress, print_results
@@ -71,9 +73,11 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         ready = rank.set_up(plan.config, plan.longest_prompt, say=lambda line: print(line, flush=True))
         results = Results(plan.out, answers(plan.tokenizer, plan.requests))
         _check_models(plan, ready)
-        settings = _settings(plan, ready)
+        ssd = _ssd_contents(plan, ready)
+        settings = _settings(plan, ready, ssd)
+        conductor = settings.conductor()
         with Progress(len(plan.requests)) as progress:
-            duration = rank.run(settings.conductor(), plan.requests, plan.limits, results, progress)
+            duration = rank.run(conductor, plan.requests, plan.limits, ssd, results, progress)
     except UsageError as error:
         _complain(str(error))
         return EXIT_USAGE
@@ -85,7 +89,8 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         return EXIT_INTERRUPTED
     finally:
         rank.stop(results)
-    return _report(plan, settings, ready, results, duration, rank)
+    engine, pool = _engine(plan, ready), _pool(conductor.view.pool)
+    return _report(plan, {"engine": engine, "pool": pool}, settings, results, duration, rank)
 
 
 def _check_models(plan: Plan, ready: dict[str, Ready]) -> None:
@@ -97,13 +102,22 @@ def _check_models(plan: Plan, ready: dict[str, Ready]) -> None:
             )
 
 
-def _settings(plan: Plan, ready: dict[str, Ready]) -> ActorSettings:
+def _ssd_contents(plan: Plan, ready: dict[str, Ready]) -> dict[str, SSDContents]:
+    """By prefill instance."""
+    return {
+        instance: put_together({node: ready[node] for node in plan.config.stage_nodes(instance)})
+        for instance in plan.config.prefill_nodes
+    }
+
+
+def _settings(plan: Plan, ready: dict[str, Ready], ssd: dict[str, SSDContents]) -> ActorSettings:
     return ActorSettings(
         config=plan.config,
         slots={
             instance: min(ready[node].slots for node in plan.config.stage_nodes(instance))
             for instance in plan.config.prefill_nodes
         },
+        ssd_blocks={instance: contents.blocks for instance, contents in ssd.items()},
         cost=fit_cost([message.measured for message in ready.values()]),
         bytes_per_token=plan.config.block_layout(plan.model).bytes_per_token,
         stop_ids=stop_ids(plan.tokenizer),
@@ -111,10 +125,10 @@ def _settings(plan: Plan, ready: dict[str, Ready]) -> ActorSettings:
 
 
 def _report(
-    plan: Plan, settings: ActorSettings, ready: dict[str, Ready], results: Results, duration: float, rank: ConductorRank
+    plan: Plan, parts: dict, settings: ActorSettings, results: Results, duration: float, rank: ConductorRank
 ) -> int:
     slo = SLO(plan.config.ttft_slo, plan.config.tbt_slo)
-    summary = metrics.summarise(results.outcomes, slo, duration) | {"engine": _engine(plan, ready)}
+    summary = metrics.summarise(results.outcomes, slo, duration) | parts
     run = {"interrupted": rank.interrupted, "sent_bytes": rank.sent_bytes, "workload": plan.workload}
     results.finish(summary | run | {"settings": settings.to_json()})
     order = {request.id: place for place, request in enumerate(plan.requests)}
@@ -123,6 +137,12 @@ def _report(
     if rank.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if summary["requests"][FAILED] else 0
+
+
+def _pool(pool: KVCachePool) -> dict[str, Any]:
+    """For the summary: blocks found at the end, and how many began or ceased to be found, by tier and cause."""
+    changes = {tier: {cause: pool.counts[tier, cause] for cause in Cause if pool.counts[tier, cause]} for tier in TIERS}
+    return {"blocks": {node: dict(zip(TIERS, counts)) for node, counts in pool.blocks().items()}, "changes": changes}
 
 
 def _engine(plan: Plan, ready: dict[str, Ready]) -> dict[str, Any]:

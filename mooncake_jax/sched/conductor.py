@@ -8,12 +8,14 @@ instances report corrects the belief.
 from dataclasses import dataclass, field
 
 from mooncake_jax import metrics
-from mooncake_jax.cache.pool import Block
+from mooncake_jax.cache.pool import Block, WriteBehind
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Request, TokenLogprobs
 from mooncake_jax.sched.messages import (
     Action,
     Arrived,
+    BlocksPromoted,
     BlocksReplicated,
+    BlocksWritten,
     Cancel,
     CopyLost,
     DecodingFailed,
@@ -25,10 +27,12 @@ from mooncake_jax.sched.messages import (
     PrefillDone,
     PrefillFailed,
     PrefillStarted,
-    ReplicateBlocks,
+    Replication,
     Report,
     Send,
+    SSDReported,
     StartPrefill,
+    StoreOnSSD,
     Token,
     TokensDecoded,
 )
@@ -56,8 +60,21 @@ class _Attempt:
     decoding: str
     blocks: tuple[Block, ...]
     prefilling: bool = True
-    source: str | None = None  # blocks are being copied from here
-    source_blocks: tuple[Block, ...] = ()
+    promoting: tuple[Block, ...] = ()  # being read from the SSD
+    replication: Replication | None = None  # being copied
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody writes or reads its blocks any more."""
+        return not self.prefilling and not self.promoting and self.replication is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """What is being written behind to a node's SSD."""
+
+    node: str
+    blocks: tuple[Block, ...]
 
 
 class Conductor:
@@ -67,7 +84,9 @@ class Conductor:
         self.view, self.policy, self.request_timeout = view, policy, request_timeout
         self.open: dict[str, _Open] = {}
         self.attempts: dict[int, _Attempt] = {}
+        self.writes: dict[int, _Write] = {}
         self.dispatched = 0
+        self.written_behind = 0
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
@@ -75,6 +94,9 @@ class Conductor:
                 return [*self._dispatch(request, now), Later(self.request_timeout, Expired(request.id))]
             case Arrived(request, invalid):
                 return [Report(metrics.outcome(request, REJECTED, reason=invalid))]
+            case SSDReported(node, stored):
+                self.view.pool.restore(node, stored)
+                return []
             case TokensDecoded(_, at, tokens):
                 return [action for token in tokens for action in self._deliver(token, at)]
             case PrefillStarted():
@@ -83,6 +105,10 @@ class Conductor:
                 return self._prefill_ended(message)
             case BlocksReplicated():
                 return self._replicated(message)
+            case BlocksPromoted():
+                return self._promoted(message)
+            case BlocksWritten():
+                return self._written(message)
             case DecodingFailed(dispatch, node, reason):
                 return self._end(self._current(dispatch), FAILED, f"{node}: {reason}")
             case NodeLost(node):
@@ -107,31 +133,34 @@ class Conductor:
         number, view = self.dispatched, self.view
         blocks = view.pool.reserve(decision.prefill, request.block_keys)
         attempt = _Attempt(request.id, decision.prefill, decision.decoding, blocks)
-        replicate = self._replicate(number, attempt, decision)
+        attempt.promoting = view.pool.promote(decision.prefill, blocks)
+        attempt.replication = self._replicate(attempt, decision)
         self.attempts[number] = attempt
         self.open[request.id] = _Open(request, number)
         view.decoding[decision.decoding].add(number, request.prompt_tokens)
         reused = self._expected_reuse(request, decision, attempt)
         view.prefill[decision.prefill].estimates[number] = view.cost.prefill(request.prompt_tokens, reused)
-        coming = replicate[0].message.target if replicate else ()
-        start = StartPrefill(number, request, decision.decoding, blocks, coming)
-        return [Send(decision.prefill, start), *replicate]
+        start = StartPrefill(number, request, decision.decoding, blocks, attempt.promoting, attempt.replication)
+        return [Send(decision.prefill, start)]
 
-    def _replicate(self, number: int, attempt: _Attempt, decision: Dispatch) -> list[Send]:
-        """Hot-spot migration: copy those blocks of the best match that nobody is writing at the chosen instance yet."""
-        if decision.replicate_from is None:
-            return []
-        pool = self.view.pool
-        wanted = [b for b in attempt.blocks[: decision.replicate_blocks] if pool.awaits_writer(attempt.prefill, b)]
+    def _replicate(self, attempt: _Attempt, decision: Dispatch) -> Replication | None:
+        """Hot-spot migration: copy those blocks that the best match has in DRAM and that nobody is writing at the
+        chosen instance yet.
+        """
+        pool, source = self.view.pool, decision.replicate_from
+        if source is None:
+            return None
+        blocks = attempt.blocks[: decision.replicate_blocks]
+        hot = blocks[: pool.in_dram(source, [block.key for block in blocks])]
+        promoting = set(attempt.promoting)
+        wanted = tuple(b for b in hot if pool.awaits_writer(attempt.prefill, b) and b not in promoting)
         if not wanted:
-            return []
-        attempt.source = decision.replicate_from
-        attempt.source_blocks = pool.reserve(attempt.source, [block.key for block in wanted])
-        return [Send(attempt.source, ReplicateBlocks(number, attempt.prefill, attempt.source_blocks, tuple(wanted)))]
+            return None
+        return Replication(source, pool.reserve(source, [block.key for block in wanted]), wanted)
 
     def _expected_reuse(self, request: Request, decision: Dispatch, attempt: _Attempt) -> int:
         matched = self.view.pool.match(request.block_keys)[decision.prefill]
-        if attempt.source is not None:
+        if attempt.replication is not None:
             matched = max(matched, decision.replicate_blocks)
         return self.view.reusable_tokens(matched, request.prompt_tokens)
 
@@ -157,6 +186,7 @@ class Conductor:
         if isinstance(message, PrefillDone):
             self.view.pool.lose(message.node, message.lost)
             self.view.pool.land(message.node, message.stored)
+            actions += self._write_behind(message.node, self.view.pool.write_behind(message.node, attempt.blocks))
         else:
             entry = self._current(message.dispatch)
             if entry is not None and self._alive(attempt.decoding):  # it may hold KVCache that will never be whole
@@ -168,11 +198,34 @@ class Conductor:
     def _replicated(self, message: BlocksReplicated) -> list[Action]:
         """Replicas are found from now on; the source's blocks are free to leave."""
         attempt = self.attempts.get(message.dispatch)
-        if attempt is not None and attempt.source is not None:
+        if attempt is not None and attempt.replication is not None:
             self.view.pool.land(message.node, message.blocks)
             self._release_source(attempt)
             self._settle(message.dispatch)
         return []
+
+    def _promoted(self, message: BlocksPromoted) -> list[Action]:
+        attempt = self.attempts.get(message.dispatch)
+        if attempt is None or not attempt.promoting:
+            return []
+        write = self.view.pool.promoted(message.node, attempt.promoting, message.blocks)
+        attempt.promoting = ()
+        self._settle(message.dispatch)
+        return self._write_behind(message.node, write)
+
+    def _write_behind(self, node: str, write: WriteBehind) -> list[Action]:
+        if not write.blocks and not write.dropped:
+            return []
+        self.written_behind += 1
+        if write.blocks:
+            self.writes[self.written_behind] = _Write(node, write.blocks)
+        return [Send(node, StoreOnSSD(self.written_behind, write.blocks, write.parents, write.dropped))]
+
+    def _written(self, message: BlocksWritten) -> list[Action]:
+        write = self.writes.pop(message.number, None)
+        if write is None:
+            return []
+        return self._write_behind(write.node, self.view.pool.written(write.node, write.blocks, message.keys))
 
     def _deliver(self, token: Token, at: float) -> list[Action]:
         entry = self._current(token.dispatch)
@@ -221,7 +274,7 @@ class Conductor:
     def _settle(self, dispatch: int) -> None:
         """Unpin its blocks once nothing writes them any more, and forget the attempt once its request has ended too."""
         attempt = self.attempts.get(dispatch)
-        if attempt is None or attempt.prefilling or attempt.source is not None:
+        if attempt is None or not attempt.settled:
             return
         self.view.pool.release(attempt.prefill, attempt.blocks)
         attempt.blocks = ()
@@ -229,8 +282,8 @@ class Conductor:
             del self.attempts[dispatch]
 
     def _release_source(self, attempt: _Attempt) -> None:
-        self.view.pool.release(attempt.source, attempt.source_blocks)
-        attempt.source, attempt.source_blocks = None, ()
+        self.view.pool.release(attempt.replication.source, attempt.replication.source_blocks)
+        attempt.replication = None
 
     def _cancel(self, entry: _Open | None) -> list[Action]:
         """Tell both instances of the request's dispatch that nobody waits for it."""
@@ -247,20 +300,26 @@ class Conductor:
         self.view.prefill.pop(node, None)
         self.view.decoding.pop(node, None)
         self.view.pool.drop_node(node)
+        self.writes = {number: write for number, write in self.writes.items() if write.node != node}
         actions: list[Action] = []
         for number, attempt in list(self.attempts.items()):
-            if attempt.source == node and self._alive(attempt.prefill):  # its answer frees the blocks
+            copied_from = attempt.replication.source if attempt.replication is not None else None
+            if copied_from == node and self._alive(attempt.prefill):  # its answer frees the blocks
                 actions.append(Send(attempt.prefill, CopyLost(number, f"{node} is lost")))
-            if attempt.source is not None and node == attempt.prefill:
-                self._release_source(attempt)
             prefill_lost = node == attempt.prefill and attempt.prefilling
-            if prefill_lost:
-                attempt.prefilling = False
+            if node == attempt.prefill:
+                self._nothing_moves(attempt)
             entry = self._current(number)
             if entry is not None and (prefill_lost or node == attempt.decoding):
                 actions += self._retry(number, entry, node, now)
             self._settle(number)
         return actions
+
+    def _nothing_moves(self, attempt: _Attempt) -> None:
+        """Its prefill instance is lost."""
+        attempt.prefilling, attempt.promoting = False, ()
+        if attempt.replication is not None:
+            self._release_source(attempt)
 
     def _retry(self, number: int, entry: _Open, node: str, now: float) -> list[Action]:
         if entry.token_times:
@@ -276,8 +335,8 @@ class Conductor:
             assert entry.dispatch in self.attempts, f"{entry.request.id}: open without an attempt"
         for node, load in self.view.decoding.items():
             assert load.total == sum(load.contexts.values()) >= 0, f"{node}: context tokens do not add up"
-        if not self.attempts:
-            assert self.view.pool.pins() == 0, "pins are held and nobody is served"
+        if not self.attempts and not self.writes:
+            assert self.view.pool.pins() == 0, "pins are held for nobody"
             assert not any(queue.estimates or queue.begun for queue in self.view.prefill.values()), (
-                "work is queued and nobody is served"
+                "work is queued for nobody"
             )

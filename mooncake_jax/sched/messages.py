@@ -25,6 +25,16 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class SSDReported:
+    """Before the first request: the blocks that an earlier run has left on the node's SSD, (key, parent's key), the
+    least recent first.
+    """
+
+    node: str
+    stored: tuple[tuple[bytes, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillStarted:
     """The prefix was matched again as the prefill began: reused_tokens is what is really reused."""
 
@@ -58,11 +68,31 @@ class PrefillFailed:
 
 @dataclass(frozen=True, slots=True)
 class BlocksReplicated:
-    """Blocks copied for a dispatch have landed on `node`, or, with a reason, have not."""
+    """Blocks copied for a dispatch have landed in the DRAM of `node`, or, with a reason, have not."""
 
     dispatch: int
     node: str
     blocks: tuple[Block, ...]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksPromoted:
+    """These blocks have been read from the node's SSD into its DRAM; a reason says why not all that were asked for."""
+
+    dispatch: int
+    node: str
+    blocks: tuple[Block, ...]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksWritten:
+    """Blocks with these keys are on the node's SSD in whole; a reason says why not all that were asked for."""
+
+    number: int
+    node: str
+    keys: tuple[bytes, ...]
     reason: str | None = None
 
 
@@ -111,28 +141,40 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
+class Replication:
+    """Copy these blocks of another instance's DRAM, slot by slot, into one's own (hot-spot migration, report 6.2)."""
+
+    source: str
+    source_blocks: tuple[Block, ...]
+    target_blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartPrefill:
     """Prefill this request and stream its KVCache to `decoding`.
 
-    blocks: where the leading full blocks of the prompt lie, or are to be stored, in this instance's store. Those in
-    `coming` are on their way from another instance: BlocksReplicated will say when they are here.
+    blocks: where the leading full blocks of the prompt lie, or are to be stored, in this instance's DRAM. First read
+    those in `promote` from this instance's SSD, and let `replicate` say which to copy from another instance.
     """
 
     dispatch: int
     request: Request
     decoding: str
     blocks: tuple[Block, ...]
-    coming: tuple[Block, ...] = ()
+    promote: tuple[Block, ...] = ()
+    replicate: Replication | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicateBlocks:
-    """Copy blocks of this instance's store into the store of `to`, slot by slot (hot-spot migration, report 6.2)."""
+class StoreOnSSD:
+    """Forget the blocks with the keys in `dropped` on this instance's SSD, then write these blocks there. parents: keys
+    of the blocks that they follow. Answered by BlocksWritten if there are any to write.
+    """
 
-    dispatch: int
-    to: str
-    source: tuple[Block, ...]
-    target: tuple[Block, ...]
+    number: int
+    blocks: tuple[Block, ...]
+    parents: tuple[bytes | None, ...]
+    dropped: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +278,26 @@ class RunPrefill:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyBlocks:
-    """Answered by BlocksReplicated at `to`."""
+class PromoteBlocks:
+    """Read these blocks from the SSD into their slots of DRAM. Answered by BlocksPromoted."""
 
     dispatch: int
-    to: str
-    source: tuple[Block, ...]
-    target: tuple[Block, ...]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlocks:
+    """Copy blocks from another instance's DRAM into their slots here. Answered by BlocksReplicated."""
+
+    dispatch: int
+    replication: Replication
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlocks:
+    """Do on the SSD what StoreOnSSD says. Answered by BlocksWritten if there are blocks to write."""
+
+    order: StoreOnSSD
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +332,11 @@ class DropKVCache:
 
 
 Message: TypeAlias = (
-    Arrived | PrefillStarted | PrefillDone | PrefillFailed | BlocksReplicated | TokensDecoded | DecodingFailed
-    | NodeLost | Expired | Interrupted | StartPrefill | ReplicateBlocks | CopyLost | KVCacheReceived
-    | KVCacheLoaded | StepDone | StepFailed | Cancel
+    Arrived | SSDReported | PrefillStarted | PrefillDone | PrefillFailed | BlocksReplicated | BlocksPromoted
+    | BlocksWritten | TokensDecoded | DecodingFailed | NodeLost | Expired | Interrupted | StartPrefill | StoreOnSSD
+    | CopyLost | KVCacheReceived | KVCacheLoaded | StepDone | StepFailed | Cancel
 )  # fmt: skip
-Action: TypeAlias = Send | Later | Report | RunPrefill | CopyBlocks | AbandonCopy | LoadKVCache | RunStep | DropKVCache
+Action: TypeAlias = (
+    Send | Later | Report | RunPrefill | PromoteBlocks | FetchBlocks | AbandonCopy | WriteBlocks | LoadKVCache | RunStep
+    | DropKVCache
+)  # fmt: skip

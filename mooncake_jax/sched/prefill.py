@@ -2,8 +2,8 @@
 
 First come first served: one prefill at a time, or as many as fill a pipeline of stages, and one that waits at its
 entrance, so that it need not drain between requests (report 5.1). A request with blocks that are still on their way
-from another instance is passed over until they are here. The prefix is matched again as the prefill starts, because
-requests ahead of it may have stored blocks meanwhile.
+into DRAM, from the SSD or from another instance, is passed over until they are here. The prefix is matched again as
+the prefill starts, because requests ahead of it may have stored blocks meanwhile.
 """
 
 from mooncake_jax.cache.pool import Block
@@ -11,18 +11,22 @@ from mooncake_jax.sched.messages import (
     CONDUCTOR,
     AbandonCopy,
     Action,
+    BlocksPromoted,
     BlocksReplicated,
+    BlocksWritten,
     Cancel,
-    CopyBlocks,
     CopyLost,
+    FetchBlocks,
     Message,
     PrefillDone,
     PrefillFailed,
     PrefillStarted,
-    ReplicateBlocks,
+    PromoteBlocks,
     RunPrefill,
     Send,
     StartPrefill,
+    StoreOnSSD,
+    WriteBlocks,
 )
 
 
@@ -31,21 +35,23 @@ class PrefillInstance:
         self.name = name
         self.most_running = 1 if stages == 1 else stages + 1
         self.queue: list[StartPrefill] = []
-        self.coming: dict[int, tuple[Block, ...]] = {}  # dispatch -> blocks being copied here for it
+        self.promoting: dict[int, tuple[Block, ...]] = {}  # dispatch -> blocks being read from the SSD for it
+        self.copying: dict[int, tuple[Block, ...]] = {}  # dispatch -> blocks being copied here for it
         self.running: dict[int, frozenset[int]] = {}  # dispatch -> slots that it writes
         self.landed: dict[int, bytes] = {}  # slot of the store -> key of the block whose bytes are all there
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
             case StartPrefill():
-                self._enqueue(message)
-                return self._start_next()
+                return [*self._enqueue(message), *self._start_next()]
+            case BlocksPromoted():
+                return self._arrived(message, self.promoting)
             case BlocksReplicated():
-                self.landed.update((block.slot, block.key) for block in message.blocks)
-                self.coming.pop(message.dispatch, None)
-                return [Send(CONDUCTOR, message), *self._start_next()]
-            case ReplicateBlocks(dispatch, to, source, target):
-                return [CopyBlocks(dispatch, to, source, target)]
+                return self._arrived(message, self.copying)
+            case StoreOnSSD():
+                return [WriteBlocks(message)]
+            case BlocksWritten():
+                return [Send(CONDUCTOR, message)]
             case CopyLost(dispatch, reason):
                 return [AbandonCopy(dispatch, reason)]
             case PrefillStarted():
@@ -63,13 +69,26 @@ class PrefillInstance:
                 return self._cancel(dispatch)
         raise TypeError(f"{self.name} cannot handle {type(message).__name__}")
 
-    def _enqueue(self, start: StartPrefill) -> None:
+    def _enqueue(self, start: StartPrefill) -> list[Action]:
         for block in start.blocks:  # Conductor has given these slots away: what they held before is void
             if self.landed.get(block.slot) != block.key:
                 self.landed.pop(block.slot, None)
         self.queue.append(start)
-        if start.coming:
-            self.coming[start.dispatch] = start.coming
+        actions: list[Action] = []
+        if start.promote:
+            self.promoting[start.dispatch] = start.promote
+            actions.append(PromoteBlocks(start.dispatch, start.promote))
+        if start.replicate is not None:
+            self.copying[start.dispatch] = start.replicate.target_blocks
+            actions.append(FetchBlocks(start.dispatch, start.replicate))
+        return actions
+
+    def _arrived(
+        self, message: BlocksPromoted | BlocksReplicated, awaited: dict[int, tuple[Block, ...]]
+    ) -> list[Action]:
+        self.landed.update((block.slot, block.key) for block in message.blocks)
+        awaited.pop(message.dispatch, None)
+        return [Send(CONDUCTOR, message), *self._start_next()]
 
     def _start_next(self) -> list[Action]:
         actions: list[Action] = []
@@ -78,7 +97,8 @@ class PrefillInstance:
         return actions
 
     def _take_ready(self) -> StartPrefill | None:
-        coming = {block for blocks in self.coming.values() for block in blocks}
+        awaited = (*self.promoting.values(), *self.copying.values())
+        coming = {block for blocks in awaited for block in blocks}
         for position, start in enumerate(self.queue):
             if coming.isdisjoint(start.blocks):
                 return self.queue.pop(position)

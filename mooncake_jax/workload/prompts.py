@@ -13,12 +13,13 @@ from pathlib import Path
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.request import MOST_LOGPROBS
-from mooncake_jax.workload.checks import is_number, require
+from mooncake_jax.workload.checks import is_integer, is_number, require
 from mooncake_jax.workload.jsonl import field_error, line_error, read_objects
 
 SOURCES = ("prompt", "messages", "prompt_ids")
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "logprobs")
-OPTIONS = ("max_tokens", *SAMPLING, "ignore_eos", "stop", "stop_token_ids", "cache_salt", "arrival_s")
+SERVICE = ("priority", "ttft_slo", "tbt_slo")
+OPTIONS = ("max_tokens", *SAMPLING, "ignore_eos", "stop", "stop_token_ids", "cache_salt", *SERVICE, "arrival_s")
 LISTS = ("messages", "prompt_ids", "stop", "stop_token_ids")
 
 
@@ -26,7 +27,8 @@ LISTS = ("messages", "prompt_ids", "stop", "stop_token_ids")
 class Prompt:
     """One request as the user writes it; exactly one of text, messages and prompt_ids is given.
 
-    arrival in seconds since the start; each message is {"role": ..., "content": ...}.
+    arrival in seconds since the start; each message is {"role": ..., "content": ...}. priority: 0 to 9, lower ones are
+    rejected first; ttft_slo and tbt_slo in seconds, None for the cluster's own.
     """
 
     id: str
@@ -44,6 +46,9 @@ class Prompt:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    priority: int = 0
+    ttft_slo: float | None = None
+    tbt_slo: float | None = None
 
 
 def read_prompts(path: str | os.PathLike, interval_s: float) -> list[Prompt]:
@@ -137,6 +142,12 @@ RULES = {
         "a list of texts, none of them empty",
     ),
     "stop_token_ids": (_is_ids, "a list of integers"),
+    "priority": (
+        lambda value: is_integer(value, 0) and value <= 9,
+        "an integer, 0 to 9: lower ones are rejected first",
+    ),
+    "ttft_slo": (lambda value: is_number(value) and value > 0, "a number of seconds above 0"),
+    "tbt_slo": (lambda value: is_number(value) and value > 0, "a number of seconds above 0"),
     "ignore_eos": (lambda value: type(value) is bool, "true or false"),
     "arrival_s": (is_number, "a number of seconds, not negative"),
 }

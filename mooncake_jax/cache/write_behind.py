@@ -1,0 +1,101 @@
+"""Writing behind: which blocks of one node's DRAM are copied to its SSD next, and what must leave the SSD for them.
+
+A prompt's blocks are written in order, head first: a block without its parent would never be found. No more than half
+of DRAM is held up by being written at a time. Knows nothing of bytes or of other nodes.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from mooncake_jax.cache.tier import Block, Tier
+
+MOST_WAITING = 1000  # prompts; an SSD that has fallen so far behind gives up the oldest
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBehind:
+    """What a node is to do on its SSD: forget `dropped`, then write `blocks`, whose parents' keys are given too."""
+
+    blocks: tuple[Block, ...] = ()
+    parents: tuple[bytes | None, ...] = ()
+    dropped: tuple[bytes, ...] = ()
+
+
+class Backlog:
+    """Of one node. Blocks that are being written are pinned in both tiers."""
+
+    def __init__(self, dram: Tier, ssd: Tier):
+        self._dram, self._ssd = dram, ssd
+        self._waiting: deque[tuple[bytes, ...]] = deque(maxlen=MOST_WAITING)  # prompts
+        self._writing = 0  # blocks
+
+    def add(self, keys: Sequence[bytes]) -> None:
+        """A prompt was used: what of it is only in DRAM waits for its turn."""
+        for key in reversed(keys):
+            if key in self._ssd.entries:
+                self._ssd.use(key)
+        self._waiting.append(tuple(keys))
+
+    def next(self) -> WriteBehind:
+        """What can be done now, of one prompt; `dropped` is evicted."""
+        while self._waiting:
+            keys = self._waiting[0]
+            run, held_up = self._writable(keys)
+            if not held_up:
+                self._waiting.popleft()
+            write = self._begin(run)
+            if held_up or write.blocks or write.dropped:
+                return write
+        return WriteBehind()
+
+    def _writable(self, keys: Sequence[bytes]) -> tuple[list[bytes], bool]:
+        """The leading blocks that are on the SSD or can be written there now; whether others can be later."""
+        run, room = [], max(self._dram.capacity // 2, 1) - self._writing
+        for key in keys:
+            if key not in self._ssd.entries:
+                if not self._dram.has_landed(key):
+                    break
+                if room <= 0:
+                    return run, True
+                room -= 1
+            run.append(key)
+        return run, False
+
+    def _begin(self, run: Sequence[bytes]) -> WriteBehind:
+        """Take room on the SSD for those of a prompt's leading blocks that are not there yet."""
+        there = [key for key in run if key in self._ssd.entries]
+        depths = {key: depth for depth, key in enumerate(run) if key not in self._ssd.entries}
+        for key in there:  # room must not cost the prompt blocks of its own
+            self._ssd.pin(key)
+        fitting, evicted = self._ssd.admit(depths)
+        for key in there:
+            self._ssd.unpin(key)
+        new = list(depths)[:fitting]
+        for key in new:
+            self._dram.pin(key)
+        self._writing += len(new)
+        blocks = tuple(Block(key, self._dram.entries[key].slot) for key in new)
+        parents = tuple(run[depths[key] - 1] if depths[key] else None for key in new)
+        return WriteBehind(blocks, parents, tuple(evicted))
+
+    def written(self, asked: Iterable[Block], stored: Collection[bytes]) -> None:
+        """These keys of what was asked for are on the SSD in whole. The others could not be written: their prompts are
+        not tried again before their next use.
+        """
+        failed = set()
+        for block in asked:
+            self._writing -= 1
+            self._ssd.entries[block.key].landed = block.key in stored
+            if block.key not in stored:
+                failed.add(block.key)
+            self._ssd.unpin(block.key)
+            self._dram.unpin(block.key)
+        if failed:
+            still = (keys for keys in self._waiting if failed.isdisjoint(keys))
+            self._waiting = deque(still, self._waiting.maxlen)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        unfinished = sum(not entry.landed for entry in self._ssd.entries.values())
+        assert unfinished <= self._writing, f"{unfinished} blocks of the SSD wait for {self._writing} to be written"

@@ -1,0 +1,192 @@
+"""What the two ranks of `mooncake-jax profile` do: rank 0 measures its engines and what it sends, and fits; rank 1
+receives, and throws away.
+"""
+
+import os
+import signal
+import statistics
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+from mpi4py import MPI
+
+from mooncake_jax.cache.layout import BlockLayout
+from mooncake_jax.cache.messenger import Messenger
+from mooncake_jax.cluster.control import Stop
+from mooncake_jax.cluster.launch import leave_exit_code
+from mooncake_jax.cluster.measure import PROBE_DEADLINE_S, load_s, prefill_s, step_s, transfer_s
+from mooncake_jax.commands.profile import ROOM, ProfileJob
+from mooncake_jax.commands.profile_points import LOAD, PREFILL, STEP, TRANSFER, Points, Shapes, fit_and_judge, shapes
+from mooncake_jax.commands.profile_report import draw, print_fits
+from mooncake_jax.commands.progress import WorkProgress
+from mooncake_jax.errors import UsageError
+from mooncake_jax.model.loading import load_model
+from mooncake_jax.model.sources import model_fingerprint
+from mooncake_jax.parallel.compiling import enable_compile_cache
+from mooncake_jax.parallel.decoding import DecodingEngine
+from mooncake_jax.parallel.prefill import PrefillEngine
+from mooncake_jax.sched.cost_file import CostFile, write_cost_file
+
+LEAVE_DEADLINE_S = 5
+PAGE = 16  # tokens
+STEPS = 3  # at a time: the first one waits for KVCache to be loaded
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+
+class _Discarding:
+    """Receives for the messenger, and keeps nothing."""
+
+    def __init__(self):
+        self.over = threading.Event()
+
+    def on_message(self, source: int, message: Any) -> None:
+        self.over.set()
+
+    def place(self, source: int, header: Any) -> None:
+        return None
+
+    def on_buffers(self, source: int, header: Any, buffers: Sequence[np.ndarray]) -> None: ...
+
+    def on_broken(self, source: int, header: Any, reason: str) -> None: ...
+
+    def on_lost(self, rank: int) -> None:
+        self.over.set()
+
+
+class _ToRankOne:
+    """Links to the one other node there is."""
+
+    def __init__(self, messenger: Messenger):
+        self._messenger = messenger
+
+    def send(self, node: str, message: Any) -> Future:
+        return self._messenger.send(1, message)
+
+    def send_buffers(self, node: str, header: Any, buffers: Sequence[np.ndarray]) -> Future:
+        return self._messenger.send_buffers(1, header, buffers)
+
+
+class _Engines:
+    """Both engines of one model, compiled for whatever is measured on them."""
+
+    def __init__(self, job: ProfileJob, measured: Shapes):
+        enable_compile_cache(job.model_dir / "compiled")
+        model = load_model(job.location, job.dtype)
+        self.config = model.config
+        # As many tokens to a page as the engine's pages have; a block is nothing that is measured here.
+        self.layout = BlockLayout(
+            self.config.num_layers, PAGE, self.config.num_kv_heads, self.config.head_dim, job.dtype
+        )
+        pages = max(batch * -(-(context + ROOM) // PAGE) for batch, context in measured.steps)
+        pages = max(pages, -(-(job.longest + ROOM) // PAGE))
+        self.prefill = PrefillEngine(model, job.prefill_chunk)
+        self.decoding = DecodingEngine(model, job.max_batch, PAGE, pages)
+
+    def warm_up(self, longest: int) -> None:
+        self.prefill.warm_up(longest)
+        self.decoding.warm_up()
+
+
+def run_rank(make_job: Callable[[], ProfileJob]) -> NoReturn:
+    """Called under an alarm, which ends once both ranks have met."""
+    comm = MPI.COMM_WORLD
+    discarding = _Discarding()
+    messenger = Messenger(comm, discarding)
+    signal.alarm(0)
+    code = 0
+    if comm.Get_size() != 2:
+        code = _complain(f"mpiexec started {comm.Get_size()} ranks; start 2", EXIT_USAGE) if not comm.Get_rank() else 0
+        _leave(code, quiet=True)
+    messenger.start()
+    if comm.Get_rank() == 0:
+        code = _measure_and_write(make_job, messenger)
+        messenger.send(1, Stop())
+        leave_exit_code(code)
+    else:
+        discarding.over.wait()
+    _leave(code, messenger.close())
+
+
+def _measure_and_write(make_job: Callable[[], ProfileJob], messenger: Messenger) -> int:
+    try:
+        job = make_job()
+        measured = shapes(job.longest, job.max_batch)
+        print(f"loading {job.model} as {job.dtype}, and compiling", flush=True)
+        engines = _Engines(job, measured)
+        engines.warm_up(job.longest)
+        points = _measure(job, measured, engines, _ToRankOne(messenger))
+        cost, fits = fit_and_judge(points)
+        file = CostFile(job.model, model_fingerprint(job.location, job.dtype), measured.range, cost)
+        write_cost_file(job.out, file)
+    except UsageError as error:
+        return _complain(str(error), EXIT_USAGE)
+    except TimeoutError:
+        return _complain(f"a transfer to rank 1 did not end within {PROBE_DEADLINE_S:g} s", EXIT_FAILED)
+    except Exception as error:
+        return _complain(f"{type(error).__name__}: {' '.join(str(error).split())}", EXIT_FAILED)
+    print_fits(fits)
+    picture = draw(points, cost, job.out.with_suffix(".png"))
+    print(f"the cost model of {job.model} is in {job.out}{picture}", flush=True)
+    return 0
+
+
+def _measure(job: ProfileJob, measured: Shapes, engines: _Engines, links: _ToRankOne) -> Points:
+    """All points, in rounds over all of them, so that what else the machine does for a while falls on none alone. The
+    work that is left is told in prefilled tokens, roughly.
+    """
+    work = list(_work(measured, engines, links))
+    total, done = job.repeats * sum(weight for *_, weight, _ in work), 0.0
+    seconds: list[list[float]] = [[] for _ in work]
+    with WorkProgress("measuring", "measured") as progress:
+        for _ in range(job.repeats):
+            for (_, _, weight, measure), rounds in zip(work, seconds, strict=True):
+                rounds.append(measure())
+                done += weight
+                progress.update(done, total)
+    points: dict[str, list[tuple]] = {PREFILL: [], STEP: [], TRANSFER: [], LOAD: []}
+    for (part, place, *_), rounds in zip(work, seconds, strict=True):
+        # The shortest: others share the machine. Of a difference of two times it would be the one most in error.
+        taken = statistics.median(rounds) if part == LOAD else min(rounds)
+        if taken > 0:
+            points[part].append((*place, taken))
+    return points
+
+
+def _work(
+    measured: Shapes, engines: _Engines, links: _ToRankOne
+) -> Iterator[tuple[str, tuple[int, ...], float, Callable[[], float]]]:
+    """(part, place of the point, weight of the work, what measures its seconds)"""
+    layout, decoding = engines.layout, engines.decoding
+    for tokens, prefix in measured.prefill:
+        run = partial(prefill_s, engines.prefill, engines.config, tokens, prefix, 1)
+        yield PREFILL, (tokens, prefix), tokens - prefix + 16, run
+    for batch, context in measured.steps:
+        run = partial(step_s, decoding, layout, batch, context, STEPS)
+        yield STEP, (batch, batch * context), STEPS * (16 + 4 * batch) + batch * context / 16, run
+    for tokens in measured.loads:
+        run = partial(load_s, decoding, layout, tokens, STEPS)
+        yield LOAD, (tokens * layout.bytes_per_token,), STEPS * (32 + tokens / 16), run
+    for nbytes, flows in measured.transfers:
+        run = partial(transfer_s, links, "", nbytes, flows, 1)
+        yield TRANSFER, (nbytes, flows), 1 + nbytes * flows / 2**22, run
+
+
+def _complain(problem: str, code: int) -> int:
+    print(f"mooncake-jax profile: {problem}", file=sys.stderr, flush=True)
+    return code
+
+
+def _leave(code: int, quiet: bool) -> NoReturn:
+    """End MPI in good order, by force after a deadline. quiet: whether nothing of this rank is under way in it."""
+    sys.stdout.flush()
+    # Not a thread's timer: MPI_Finalize may wait for a dead peer without letting other threads run.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LEAVE_DEADLINE_S)
+    if quiet:
+        MPI.Finalize()
+    os._exit(code)

@@ -1,0 +1,35 @@
+"""What a scheduler decides of a request: where it goes, or that it does not (report 6.1, algorithm 1)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Prefill here, decode there; first copy the leading `replicate_blocks` blocks from `replicate_from`, if that is
+    set.
+    """
+
+    prefill: str
+    decoding: str
+    ttft: float  # predicted, seconds
+    tbt: float  # predicted for when it has joined all that has been sent there, seconds
+    replicate_from: str | None = None
+    replicate_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """reason: one line, for the user. estimate and limit: the predicted seconds that were too many, and how many may
+    be; None where no number decided.
+    """
+
+    reason: str
+    estimate: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A policy or an admission went wrong itself: the request fails, for this reason."""
+
+    reason: str

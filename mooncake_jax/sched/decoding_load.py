@@ -1,0 +1,81 @@
+"""DecodingLoad: Conductor's belief of what a decoding instance has to do (report 6.1 and 7.4).
+
+A request counts from its dispatch on, before its KVCache has arrived: else all that arrive during one prefill would go
+to the same instance. Knows nothing of output lengths.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Assigned:
+    """A request that decodes at an instance, or will. Times in seconds on the common clock."""
+
+    prompt_tokens: int
+    ready: float  # when its prefill ends; predicted until it has
+    tbt_slo: float = math.inf
+    prefilled: bool = False
+    first_token: float | None = None  # when it came
+    produced: int = 0  # tokens of output
+
+    @property
+    def context(self) -> int:
+        """Tokens of KVCache."""
+        return self.prompt_tokens + self.produced
+
+
+class DecodingLoad:
+    """requests by dispatch number; context: tokens of all their KVCache together; tightest_tbt: the least of their TBT
+    SLOs, seconds.
+    """
+
+    __slots__ = ("context", "requests", "tightest_tbt")
+
+    def __init__(self):
+        self.requests: dict[int, Assigned] = {}
+        self.context = 0
+        self.tightest_tbt = math.inf
+
+    def add(self, dispatch: int, prompt_tokens: int, ready: float, tbt_slo: float = math.inf) -> None:
+        """A request is dispatched, and its prefill is predicted to end at `ready`."""
+        self.requests[dispatch] = Assigned(prompt_tokens, ready, tbt_slo)
+        self.context += prompt_tokens
+        self.tightest_tbt = min(self.tightest_tbt, tbt_slo)
+
+    def expect(self, dispatch: int, ready: float) -> None:
+        """Its prefill is now predicted to end then."""
+        if dispatch in self.requests:
+            self.requests[dispatch].ready = ready
+
+    def prefilled(self, dispatch: int, now: float) -> None:
+        """Its prefill has ended: it decodes from now on."""
+        if dispatch in self.requests:
+            self.requests[dispatch].ready = now
+            self.requests[dispatch].prefilled = True
+
+    def token(self, dispatch: int, at: float) -> None:
+        """It got a token of output at that time."""
+        request = self.requests.get(dispatch)
+        if request is None:
+            return
+        if request.first_token is None:
+            request.first_token = at
+        request.produced += 1
+        self.context += 1
+
+    def remove(self, dispatch: int) -> None:
+        """It has ended, however."""
+        request = self.requests.pop(dispatch, None)
+        if request is None:
+            return
+        self.context -= request.context
+        if request.tbt_slo == self.tightest_tbt:
+            self.tightest_tbt = min((r.tbt_slo for r in self.requests.values()), default=math.inf)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        contexts = sum(request.context for request in self.requests.values())
+        assert self.context == contexts >= 0, f"{contexts} context tokens are counted as {self.context}"
+        limits = [request.tbt_slo for request in self.requests.values()]
+        assert self.tightest_tbt == min(limits, default=math.inf), "the tightest TBT SLO is another"

@@ -1,0 +1,62 @@
+"""Prefill policies: which prefill instance a request goes to (report 6.1). The baselines; algorithm 1 itself is in
+kvcache_centric.py.
+
+A policy reads the view and the request and returns Dispatch or Reject. It changes nothing in them, but may keep state
+of its own. It decides by that alone: no clock, no randomness without a seed. Whether a request is served at all says
+an Admission (admission.py).
+"""
+
+from typing import Protocol
+
+from mooncake_jax.sched.decisions import Dispatch, Reject
+from mooncake_jax.sched.placement import dispatch_to, nobody_alive
+from mooncake_jax.sched.view import ClusterView, RequestView
+
+
+class Policy(Protocol):
+    """What --policy names."""
+
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject: ...
+
+
+class RandomChoice:
+    """Any instance, each equally likely. The same seed chooses the same again, on every machine."""
+
+    def __init__(self, seed: int = 0):
+        self._state = seed
+
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
+        if (reject := nobody_alive(view)) is not None:
+            return reject
+        return dispatch_to(list(view.prefill)[self._draw() % len(view.prefill)], request, view, now)
+
+    def _draw(self) -> int:
+        """64 random bits: SplitMix64, since the standard library promises no sequence for ever."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) % 2**64
+        bits = self._state
+        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+        return bits ^ bits >> 31
+
+
+class RoundRobin:
+    """Each instance in turn."""
+
+    def __init__(self):
+        self._turn = 0
+
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
+        if (reject := nobody_alive(view)) is not None:
+            return reject
+        chosen = list(view.prefill)[self._turn % len(view.prefill)]
+        self._turn += 1
+        return dispatch_to(chosen, request, view, now)
+
+
+class LoadBalancing:
+    """The instance with the fewest requests (the load of FAST25 4.1); of equals, the first."""
+
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
+        if (reject := nobody_alive(view)) is not None:
+            return reject
+        return dispatch_to(min(view.prefill, key=lambda node: len(view.prefill[node])), request, view, now)
