@@ -25,7 +25,7 @@ from mooncake_jax.model.loading import load_model
 from mooncake_jax.parallel.compiling import enable_compile_cache
 from mooncake_jax.parallel.prefill import PrefillEngine
 from mooncake_jax.request import Request
-from mooncake_jax.sched.messages import RunPrefill
+from mooncake_jax.sched.actions import RunPrefill
 
 BLOCK = 64  # tokens
 SENDING_DEADLINE_S = 1800

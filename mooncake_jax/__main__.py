@@ -13,6 +13,8 @@ from mooncake_jax.errors import UsageError
 # name -> (module, what it does); modules are imported only when their command runs: jax takes seconds to load.
 COMMANDS = {
     "replay": ("mooncake_jax.commands.replay", "serve prompts or a trace on a cluster of MPI ranks"),
+    "verify-replay": ("mooncake_jax.commands.verify_replay", "handle a recorded run's messages again, and compare"),
+    "simulate": ("mooncake_jax.commands.simulate", "serve a trace on a cluster in virtual time"),
     "models": ("mooncake_jax.commands.models", "list the models known by name, and what each takes"),
     "convert": ("mooncake_jax.commands.convert", "turn a GGUF file or an HF folder into Orbax checkpoints"),
     "plan": ("mooncake_jax.commands.plan_cluster", "what a model costs on a cluster's devices, without its weights"),
@@ -50,7 +52,7 @@ def run(arguments: list[str]) -> int:
 
 
 def usage() -> str:
-    lines = [f"  {name:<12} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<13} {what}" for name, (_, what) in COMMANDS.items()]
     return "\n".join(["usage: mooncake-jax COMMAND [--flags]; mooncake-jax COMMAND --help lists its flags", *lines])
 
 

@@ -38,6 +38,8 @@ def outcome(
     *,
     token_times: Sequence[float] = (),
     reason: str | None = None,
+    estimate: float | None = None,
+    limit: float | None = None,
     reused_tokens: int | None = None,
     prefill_instance: str | None = None,
     decoding_instance: str | None = None,
@@ -57,11 +59,16 @@ def outcome(
     return Outcome(
         id=request.id,
         arrival_s=request.arrival,
+        priority=request.priority,
+        ttft_slo=request.ttft_slo,
+        tbt_slo=request.tbt_slo,
         prompt_tokens=request.prompt_tokens,
         reused_tokens=reused_tokens,
         output_tokens=len(token_times),
         status=status,
         reason=reason,
+        estimate=estimate,
+        limit=limit,
         ttft_s=token_times[0] - request.arrival if len(token_times) else None,
         tbt_mean_s=mean(gaps),
         tbt_p90_s=percentile(gaps, 90),
@@ -75,21 +82,25 @@ def outcome(
 
 
 def attained(outcome: Outcome, slo: SLO) -> bool:
-    """True if the request completed with TTFT and TBT (mean of its longest 10 % of gaps) within the SLO.
+    """True if the request completed with TTFT and TBT (mean of its longest 10 % of gaps) within its own SLO, or within
+    this one where it names none.
 
     A request of a single token has no gaps and meets any TBT.
     """
-    if outcome.status != COMPLETED or outcome.ttft_s is None or outcome.ttft_s > slo.ttft:
+    ttft = slo.ttft if outcome.ttft_slo is None else outcome.ttft_slo
+    tbt = slo.tbt if outcome.tbt_slo is None else outcome.tbt_slo
+    if outcome.status != COMPLETED or outcome.ttft_s is None or outcome.ttft_s > ttft:
         return False
-    return outcome.tbt_top10_s is None or outcome.tbt_top10_s <= slo.tbt
+    return outcome.tbt_top10_s is None or outcome.tbt_top10_s <= tbt
 
 
 def summarise(outcomes: Iterable[Outcome], slo: SLO, duration_s: float) -> dict:
     """The run in figures, ready for JSON; None where there is nothing to measure, or an SLO has no limit.
 
     Tokens, rates, latencies and reuse are those of completed requests. The spreads of ttft_s, tbt_mean_s and
-    tbt_top10_s are over requests, each of which counts once with its own figure. Goodput is requests a second that
-    attained the SLO; attainment their share of all requests, the rejected and failed included.
+    tbt_top10_s are over requests, each of which counts once with its own figure. slo: of requests that name none.
+    Goodput is requests a second that attained their SLO; attainment their share of all requests, the rejected and
+    failed included.
     """
     outcomes = list(outcomes)
     done = [outcome for outcome in outcomes if outcome.status == COMPLETED]
@@ -119,6 +130,8 @@ def summarise(outcomes: Iterable[Outcome], slo: SLO, duration_s: float) -> dict:
 def outcome_row(outcome: Outcome) -> dict:
     """The outcome as a row of requests.jsonl, ready for JSON; its keys are Outcome's fields, in their order."""
     row = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
+    for name in ("ttft_slo", "tbt_slo", "estimate", "limit"):
+        row[name] = None if row[name] is None else _finite(row[name])
     row["token_ids"] = None if outcome.token_ids is None else list(outcome.token_ids)
     if outcome.logprobs is not None:
         row["logprobs"] = [{"logprob": token.logprob, "top": token.top} for token in outcome.logprobs]

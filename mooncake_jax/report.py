@@ -59,7 +59,8 @@ class Progress:
 
 def print_results(outcomes: Iterable[Outcome], summary: dict) -> None:
     """Prints each request's text (or why it has none) on one line, the table of requests, and the summary: that of
-    metrics.summarise, perhaps with "engine", how real engines computed.
+    metrics.summarise, perhaps with "engine", how real engines computed, "prefill_mfu" (sched/mfu.py), and "faults" of
+    the policy and the admission.
 
     Of more than 2 * SHOWN_AT_END requests, the first and last SHOWN_AT_END are shown.
     """
@@ -109,12 +110,20 @@ def _literal(text: str) -> str:
 
 def _text_line(outcome: Outcome) -> Text | None:
     if outcome.status != COMPLETED:
-        text = f"{outcome.status}: {outcome.reason or 'no reason given'}"
+        text = f"{outcome.status}: {outcome.reason or 'no reason given'}{_estimate(outcome)}"
     elif outcome.text is not None:
         text = outcome.text
     else:
         return None
     return Text.assemble((_literal(outcome.id), "bold"), "  ", _literal(text))
+
+
+def _estimate(outcome: Outcome) -> str:
+    """What a rejection was decided by."""
+    if outcome.estimate is None:
+        return ""
+    limit = "" if outcome.limit is None else f", at most {outcome.limit:.4g}"
+    return f" ({outcome.estimate:.4g}{limit})"
 
 
 def _table(title: str, names: Sequence[str], numeric: Sequence[str] = (), show_header: bool = True) -> Table:
@@ -159,8 +168,20 @@ def _summary_table(summary: dict) -> Table:
     if engine := summary.get("engine"):
         compiled, seconds = sum(engine["compiled"].values()), max(engine["warm_up_s"].values())
         table.add_row("engine", Text(f"{engine['dtype']}; {compiled} shapes warmed up in {_number(seconds, 1)} s"))
+    if mfu := summary.get("prefill_mfu"):
+        table.add_row("MFU", Text(_mfu(mfu)))
+    for fault, count in summary.get("faults", {}).items():
+        table.add_row(Text("fault", "red"), Text(_literal(f"{count} x {fault}")))
     table.add_row("SLO", Text(f"TTFT {_limit(slo['ttft_s'])}, TBT {_limit(slo['tbt_s'])}"))
     return table
+
+
+def _mfu(mfu: dict) -> str:
+    peak = sum(mfu["peak_flops"].values()) / 1e12
+    text = f"{_percent(mfu['pool'])} of the prefill pool's {peak:.4g} TFLOPS"
+    if mfu["floor_met"] is None:
+        return text
+    return f"{text}, {'keeps' if mfu['floor_met'] else 'BELOW'} the floor of {_percent(mfu['floor'])}"
 
 
 def _latency_table(summary: dict) -> Table:

@@ -85,16 +85,23 @@ class SLO:
 class Outcome:
     """How a request ended: one row of requests.jsonl, None where unknown. Every request ends exactly once.
 
-    tbt_top10_s is the mean of the longest 10 % of the gaps between successive tokens (FAST25 5.2).
+    priority, ttft_slo and tbt_slo are the request's own. estimate and limit: of a rejection, what was predicted to be
+    too much, and how much may be. tbt_top10_s is the mean of the longest 10 % of the gaps between successive tokens
+    (FAST25 5.2).
     """
 
     id: str
     arrival_s: float
+    priority: int
+    ttft_slo: float | None
+    tbt_slo: float | None
     prompt_tokens: int
     reused_tokens: int | None
     output_tokens: int
     status: str  # COMPLETED, REJECTED or FAILED
     reason: str | None
+    estimate: float | None
+    limit: float | None
     ttft_s: float | None
     tbt_mean_s: float | None
     tbt_p90_s: float | None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_jax.cluster.launch import mpiexec_command
-from mooncake_jax.cluster.record import decode, digest
+from mooncake_jax.cluster.verify import verify
 
 TINY = f"--model={Path(__file__).parent / 'data' / 'tiny-llama2'}"
 needs_ulfm = pytest.mark.skipif(
@@ -126,9 +126,4 @@ def write_prompts(path, prompts):
 
 def replayed_differences(run, actors):
     """Events whose actions differ when fresh actors handle the recorded messages again."""
-    differences = []
-    for event in run.events():
-        actions = actors[event["node"]].handle(decode(event["message"]), event["now"])
-        if digest(actions) != event["actions"]:
-            differences.append(event)
-    return differences
+    return list(verify(run.out / "events.jsonl", actors).differences)

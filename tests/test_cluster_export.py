@@ -13,7 +13,7 @@ from mooncake_jax.cache.store import BlockStore
 from mooncake_jax.cache.transport import DeviceTransport, HostTransport
 from mooncake_jax.cluster.export import Export
 from mooncake_jax.request import Request
-from mooncake_jax.sched.messages import RunPrefill
+from mooncake_jax.sched.actions import RunPrefill
 
 LAYOUT = BlockLayout(layers=2, tokens=4, kv_heads=1, head_dim=2, dtype="bfloat16")
 DEADLINE_S = 30

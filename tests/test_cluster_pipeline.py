@@ -1,6 +1,5 @@
 """`mooncake-jax replay` with prefill instances of several stages, each stage a rank, on a tiny model."""
 
-import json
 import time
 
 import pytest
@@ -162,4 +161,4 @@ def test_ranks_that_do_not_fit_the_stages_are_refused(tmp_path):
 
 def test_dram_holds_twice_as_many_blocks_on_two_stages(single, staged):
     slots = [run.summary()["settings"]["slots"]["prefill0"] for run in (single, staged)]
-    assert slots[1] == 2 * slots[0], json.dumps(slots)
+    assert 1.9 * slots[0] < slots[1] < 2 * slots[0], f"{slots}: a slot's header takes its share"

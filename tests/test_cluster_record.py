@@ -1,13 +1,15 @@
 """events.jsonl: every message survives being written and read, and the digest tells actions apart."""
 
+import dataclasses
 import json
 
 import pytest
 
 from mooncake_jax.cache.pool import Block
-from mooncake_jax.cluster.record import Recorded, decode, digest, encode
+from mooncake_jax.cluster.record import Recorded, decode, digest, encode, fingerprint
 from mooncake_jax.request import Request, Sampling, TokenLogprobs
 from mooncake_jax.sched import messages as m
+from mooncake_jax.sched.actions import Later, Send
 
 SAMPLING = Sampling(0.7, 5, 0.5, 11, 2)
 REQUEST = Request("r1", 0.5, 3, 7, (1, 2, 3), (b"\x00" * 32, b"\xff" * 32), SAMPLING, True, ("end", "."), (4, 5))
@@ -22,7 +24,9 @@ MESSAGES = [
     m.BlocksReplicated(3, "prefill1", BLOCKS),
     m.BlocksReplicated(3, "prefill1", (), "lost"),
     m.TokensDecoded("decode0", 1.25, (m.Token(1, 7, False, LOGPROBS), m.Token(2, None, True))),
+    m.StepsDecoded("decode0", (1.0, 1.25), (1, 2), (2,)),
     m.DecodingFailed(1, "decode0", "why"),
+    m.DecodingRejected(1, "decode0", "why", 0.5, 0.25),
     m.NodeLost("decode0"),
     m.Expired("r1"),
     m.Interrupted(),
@@ -37,6 +41,7 @@ MESSAGES = [
     m.KVCacheReceived(1, REQUEST, 7, LOGPROBS),
     m.KVCacheLoaded(1, True),
     m.StepDone(((1, 7), (2, None)), 0.01, (2,), ((1, LOGPROBS),)),
+    m.StepsDone((1, 2), (0.5, 0.75)),
     m.StepFailed("why"),
     m.Cancel(1),
 ]
@@ -51,10 +56,26 @@ def test_messages_survive_json(message):
     assert decode(json.loads(json.dumps(encode(message)))) == message
 
 
+@pytest.mark.parametrize("value", [{"type": "dataclass"}, {"type": "Cancel"}, {}, [], None, {"type": ["Cancel"]}])
+def test_what_is_no_message_is_refused(value):
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        decode(value)
+
+
+def test_the_fingerprint_follows_fields_and_types_however_deep():
+    def outer(inner_type, **inner_fields):
+        inner = dataclasses.make_dataclass("Inner", [("value", inner_type), *inner_fields.items()])
+        return dataclasses.make_dataclass("Outer", [("inner", tuple[inner, ...] | None)])
+
+    known = fingerprint(outer(int))
+    assert fingerprint(outer(int)) == known
+    assert len({known, fingerprint(outer(float)), fingerprint(outer(int, more=str)), fingerprint()}) == 4
+
+
 def test_a_recorded_actor_answers_the_same_and_writes_one_line_an_event():
     class Echo:
         def handle(self, message, now):
-            return [m.Send("x", message), m.Later(now, message)]
+            return [Send("x", message), Later(now, message)]
 
     lines = []
     recorded = Recorded("node", Echo(), lines.append)

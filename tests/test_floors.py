@@ -8,7 +8,7 @@ FLOORS = {
     "errors": 0, "request": 0, "metrics": 0, "workload": 0,
     "model": 1, "cache": 1,
     "parallel": 2, "sched": 2,
-    "cluster": 3,
+    "simulate": 3, "cluster": 3,
     "report": 4, "commands": 4, "__main__": 4,
 }  # fmt: skip
 FORBIDDEN = {
@@ -18,6 +18,7 @@ FORBIDDEN = {
     "model": {"mpi4py"},
     "sched": {"jax", "flax", "mpi4py", "time", "threading", "random"},
     "cache": {"jax", "flax"},
+    "simulate": {"jax", "flax", "mpi4py", "numpy", "time", "threading", "random"},
 }
 
 

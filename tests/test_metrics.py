@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from mooncake_jax.metrics import attained, outcome, outcome_row, percentile, sum
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO, Request, TokenLogprobs
 
 ROW_KEYS = [
-    *("id", "arrival_s", "prompt_tokens", "reused_tokens", "output_tokens", "status", "reason", "ttft_s"),
+    *("id", "arrival_s", "priority", "ttft_slo", "tbt_slo", "prompt_tokens", "reused_tokens", "output_tokens"),
+    *("status", "reason", "estimate", "limit", "ttft_s"),
     *(
         "tbt_mean_s",
         "tbt_p90_s",
@@ -26,8 +29,9 @@ ROW_KEYS = [
 ]
 
 
-def ended(status=COMPLETED, times=(), arrival=0.0, prompt=10, **options):
-    return outcome(Request("r", arrival, prompt, 5), status, token_times=times, **options)
+def ended(status=COMPLETED, times=(), arrival=0.0, prompt=10, ttft_slo=None, tbt_slo=None, **options):
+    request = Request("r", arrival, prompt, 5, priority=3, ttft_slo=ttft_slo, tbt_slo=tbt_slo)
+    return outcome(request, status, token_times=times, **options)
 
 
 def times_of(first, gaps):
@@ -91,6 +95,11 @@ def test_each_token_has_its_time():
         (ended(times=[1.0, 2.0]), SLO(1.0, 0.9), False),
         (ended(times=[1.0]), SLO(1.0, 0.0), True),
         (ended(times=[1.0, 2.0]), SLO(), True),
+        (ended(times=[1.0, 2.0], ttft_slo=1.0, tbt_slo=1.0), SLO(0.5, 0.5), True),
+        (ended(times=[1.0, 2.0], ttft_slo=0.9), SLO(), False),
+        (ended(times=[1.0, 2.0], ttft_slo=0.9), SLO(9.0, 9.0), False),
+        (ended(times=[1.0, 2.0], tbt_slo=0.9), SLO(), False),
+        (ended(times=[1.0, 2.0], ttft_slo=2.0), SLO(0.5, 0.9), False),
         (ended(), SLO(), False),
         (ended(FAILED, times=[1.0, 2.0]), SLO(), False),
         (ended(REJECTED), SLO(), False),
@@ -125,6 +134,23 @@ def test_summary_by_hand():
     assert summary["duration_s"] == 4.0
 
 
+def test_attainment_is_against_each_requests_own_slo():
+    rows = [ended(times=[1.0, 2.0]), ended(times=[1.0, 2.0], ttft_slo=0.5), ended(times=[3.0], ttft_slo=4.0)]
+    summary = summarise(rows, SLO(ttft=2.0), 4.0)
+    assert (summary["attained"], summary["goodput_requests_per_s"]) == (2, 0.5)
+
+
+def test_rejections_group_by_reason_and_keep_their_numbers():
+    rows = [ended(REJECTED, reason="predicted TTFT is above the SLO", estimate=e, limit=2.0) for e in (2.5, 3.5)]
+    assert summarise(rows, SLO(), 1.0)["reasons"]["rejected"] == {"predicted TTFT is above the SLO": 2}
+    assert [(outcome_row(row)["estimate"], outcome_row(row)["limit"]) for row in rows] == [(2.5, 2.0), (3.5, 2.0)]
+
+
+def test_what_json_lacks_is_null_in_a_row():
+    row = outcome_row(ended(REJECTED, ttft_slo=math.inf, tbt_slo=0.5, estimate=math.inf, limit=math.nan))
+    assert (row["ttft_slo"], row["tbt_slo"], row["estimate"], row["limit"]) == (None, 0.5, None, None)
+
+
 @pytest.mark.parametrize("rows", [[], [ended(REJECTED, reason="x")], [ended(times=[1.0])]])
 @pytest.mark.parametrize("duration_s", [0.0, 1.0, math.nan])
 def test_summary_is_plain_json(rows, duration_s):
@@ -132,9 +158,17 @@ def test_summary_is_plain_json(rows, duration_s):
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
+def test_the_readme_lists_the_keys_in_their_order():
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    listed = readme.split("- `requests.jsonl`: ")[1].split("- `events.jsonl`: ")[0]
+    names = [name.strip() for quoted in re.findall(r"`([^`]*)`", listed) for name in quoted.split(",")]
+    assert names == [*ROW_KEYS, "logprob", "top"]
+
+
 def test_row_keys_and_json():
     row = outcome_row(ended(times=[1.0, 2.0], token_ids=(3, 4), text="hi", prefill_instance="prefill0"))
     assert list(row) == ROW_KEYS
+    assert row["priority"] == 3
     assert json.loads(json.dumps(row, allow_nan=False)) == row
     assert row["token_ids"] == [3, 4] and row["reason"] is None and row["decoding_instance"] is None
     told = outcome_row(ended(times=[1.0], token_ids=(3,), logprobs=[TokenLogprobs(-0.5, ((3, -0.5), (9, -1.0)))]))

@@ -459,7 +459,7 @@ def test_25_a_request_waits_for_ever_for_a_dead_peer():
             cluster.dead.add(node)
             serve(actors, cluster)
             assert len(cluster.outcomes) == 25
-            assert not actors[CONDUCTOR].attempts and not actors[CONDUCTOR].writes
+            assert not actors[CONDUCTOR].attempts and not actors[CONDUCTOR].reservations.writing
 
 
 def test_26_hits_are_counted_twice():

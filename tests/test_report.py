@@ -50,13 +50,17 @@ def test_texts_come_first_literal_and_on_one_line(capsys):
         ended("c", FAILED, text="half", reason="peer\nlost"),
         ended("d", text="y" * 200),
         ended("e"),
+        ended("f", REJECTED, reason="predicted TTFT is above the SLO", estimate=31.23456, limit=30.0),
+        ended("g", REJECTED, reason="busy", estimate=7),
     )
     assert lines[0] == "a  [bold]x[/bold] [/nothing] next [31m :smile:"
     assert lines[1] == "[red]b  rejected: [i]too long"
     assert lines[2] == "c  failed: peer lost"
     assert lines[3].startswith("d  yyyy") and len(lines[3]) == 80
-    assert lines[4].strip() == "" and lines[5].strip() == "Requests"
-    assert any(line.startswith("[red]b  rejected  ") for line in lines[5:])
+    assert lines[4] == "f  rejected: predicted TTFT is above the SLO (31.23, at most 30)"
+    assert lines[5] == "g  rejected: busy (7)"
+    assert lines[6].strip() == "" and lines[7].strip() == "Requests"
+    assert any(line.startswith("[red]b  rejected  ") for line in lines[7:])
     assert all(len(line) <= 80 for line in lines)
 
 
@@ -85,6 +89,19 @@ def test_summary(capsys):
     assert "tokens/s  1.0 output, 7.0 with the prompts" in text
     assert "goodput   0.50 requests/s, 50.0% of requests within the SLO" in text
     assert ["TTFT", *["0.500"] * 4] in [line.split() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("floor", "met", "shown"), [(None, None, ""), (0.25, True, ", keeps the floor of 25.0%"),
+                                (0.5, False, ", BELOW the floor of 50.0%")]
+)  # fmt: skip
+def test_the_pools_mfu_and_faults_are_shown(capsys, floor, met, shown):
+    mfu = {"pool": 0.3, "peak_flops": {"prefill0": 1e12, "prefill1": 2.5e11}, "floor": floor, "floor_met": met}
+    summary = summarise([], SLO(), 2.0) | {"prefill_mfu": mfu, "faults": {"policy x:Y raised [b]": 3}}
+    report.print_results([], summary)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert f"MFU       30.0% of the prefill pool's 1.25 TFLOPS{shown}" in lines
+    assert "fault     3 x policy x:Y raised [b]" in lines
 
 
 def test_nothing_to_report(capsys):

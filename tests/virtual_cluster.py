@@ -1,5 +1,6 @@
 """Test harness: the real actors in virtual time, with a cost model as the hardware and faults on demand."""
 
+import dataclasses
 import heapq
 import itertools
 import pickle
@@ -7,37 +8,44 @@ import pickle
 from mooncake_jax.cache.keys import block_keys, root_key
 from mooncake_jax.cache.pool import KVCachePool
 from mooncake_jax.request import SLO, Request
-from mooncake_jax.sched.conductor import Conductor
-from mooncake_jax.sched.cost import PolynomialCost
-from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
-from mooncake_jax.sched.messages import (
-    CONDUCTOR,
+from mooncake_jax.sched.actions import (
     AbandonCopy,
-    Arrived,
-    BlocksPromoted,
-    BlocksReplicated,
-    BlocksWritten,
     DropKVCache,
     FetchBlocks,
-    KVCacheLoaded,
-    KVCacheReceived,
     Later,
     LoadKVCache,
-    PrefillDone,
-    PrefillFailed,
-    PrefillStarted,
     PromoteBlocks,
     Report,
     RunPrefill,
     RunStep,
     Send,
-    SSDReported,
-    StepDone,
     WriteBlocks,
 )
-from mooncake_jax.sched.policy import ClusterView, DecodingLoad, KVCacheCentric, PrefillQueue
+from mooncake_jax.sched.admission import SLOCheck
+from mooncake_jax.sched.conductor import Conductor
+from mooncake_jax.sched.cost import PolynomialCost
+from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
+from mooncake_jax.sched.decoding_load import DecodingLoad
+from mooncake_jax.sched.kvcache_centric import KVCacheCentric
+from mooncake_jax.sched.messages import (
+    CONDUCTOR,
+    Arrived,
+    BlocksPromoted,
+    BlocksReplicated,
+    BlocksWritten,
+    KVCacheLoaded,
+    KVCacheReceived,
+    PrefillDone,
+    PrefillFailed,
+    PrefillStarted,
+    SSDReported,
+    StepDone,
+)
 from mooncake_jax.sched.prefill import PrefillInstance
+from mooncake_jax.sched.prefill_queue import PrefillQueue
+from mooncake_jax.sched.scheduler import Scheduler
 from mooncake_jax.sched.serve import serve
+from mooncake_jax.sched.view import ClusterView
 
 BLOCK = 16
 BYTES_PER_TOKEN = 1000
@@ -60,6 +68,8 @@ def make_actors(
     limits=DecodingLimits(4, 64, BLOCK),
     timeout=1e6,
     stages=1,
+    scheduler=None,
+    decoding_cost=None,
 ):
     prefills = [f"prefill{i}" for i in range(prefill)]
     decodes = [f"decode{i}" for i in range(decode)]
@@ -72,9 +82,10 @@ def make_actors(
         BLOCK,
         BYTES_PER_TOKEN,
     )
-    actors = {CONDUCTOR: Conductor(view, KVCacheCentric(threshold), timeout)}
+    actors = {CONDUCTOR: Conductor(view, scheduler or Scheduler(KVCacheCentric(threshold), SLOCheck()), timeout)}
     actors |= {node: PrefillInstance(node, stages) for node in prefills}
-    return actors | {node: DecodingInstance(node, limits) for node in decodes}
+    limits = dataclasses.replace(limits, tbt_slo=slo.tbt)
+    return actors | {node: DecodingInstance(node, limits, decoding_cost) for node in decodes}
 
 
 class VirtualCluster:
@@ -166,7 +177,7 @@ def run(actors, requests, **faults):
     cluster = VirtualCluster(actors, requests, **faults)
     serve(actors, cluster)
     assert actors[CONDUCTOR].view.pool.pins() == 0
-    assert not actors[CONDUCTOR].attempts and not actors[CONDUCTOR].writes
+    assert not actors[CONDUCTOR].attempts and not actors[CONDUCTOR].reservations.writing
     pool = actors[CONDUCTOR].view.pool
     for node, stored in cluster.ssd.items():
         assert {key for key in stored if node in pool.holders(key)} == stored.keys(), "what lies there is found"

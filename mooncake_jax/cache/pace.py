@@ -7,8 +7,11 @@ for moments would not.
 
 import ctypes
 import sys
+import time
 
-SHORTEST_S, LONGEST_S, GROWTH = 15e-6, 2e-3, 1.3
+SHORTEST_S = 15e-6
+SOON_S = 1e-3  # after the last thing that moved; an answer comes within it, or not at once
+LONGEST_S, GROWTH = 2e-3, 1.3
 
 
 class Pace:
@@ -16,13 +19,16 @@ class Pace:
 
     def __init__(self):
         _sleep_precisely()
-        self._next_s = SHORTEST_S
+        self._moved_at, self._next_s = 0.0, SHORTEST_S
 
     def rest_s(self, moved: bool) -> float:
         """Seconds to rest after a look that moved something or not."""
+        now = time.monotonic()
         if moved:
-            self._next_s = SHORTEST_S
+            self._moved_at, self._next_s = now, SHORTEST_S
             return 0.0
+        if now < self._moved_at + SOON_S:
+            return SHORTEST_S
         rest, self._next_s = self._next_s, min(self._next_s * GROWTH, LONGEST_S)
         return rest
 

@@ -2,82 +2,112 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from mooncake_jax.cache.pool import KVCachePool
 from mooncake_jax.cluster.config import ClusterConfig
+from mooncake_jax.cluster.record import protocol
 from mooncake_jax.request import SLO
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
+from mooncake_jax.sched.decoding_load import DecodingLoad
 from mooncake_jax.sched.messages import CONDUCTOR
-from mooncake_jax.sched.policy import ClusterView, DecodingLoad, KVCacheCentric, PrefillQueue
+from mooncake_jax.sched.plugins import SERVING_ALL, load_admission, load_policy
 from mooncake_jax.sched.prefill import PrefillInstance
+from mooncake_jax.sched.prefill_queue import PrefillQueue
+from mooncake_jax.sched.scheduler import Scheduler
 from mooncake_jax.sched.serve import Actor
+from mooncake_jax.sched.view import ClusterView
 
-LIMITS_IN_SECONDS = ("ttft_slo", "tbt_slo")  # JSON has no infinity: written as null
+LIMITS = ("ttft_slo", "tbt_slo", "kvcache_balancing_threshold")  # JSON has no infinity: written as null
+
+TimeLimit = Callable[[], AbstractContextManager]
 
 
 @dataclass(frozen=True)
 class ActorSettings:
     """Everything that decides how the actors of one run behave. slots and ssd_blocks: blocks that
-    the DRAM and the SSD of each prefill instance hold.
+    the DRAM and the SSD of each prefill instance hold; steps: step_coefficients of each decoding instance, as it has
+    measured itself.
     """
 
     config: ClusterConfig
     slots: dict[str, int]
     ssd_blocks: dict[str, int]
     cost: PolynomialCost
+    steps: dict[str, tuple[float, float, float]]
     bytes_per_token: int
     stop_ids: tuple[int, ...]
 
-    def actors(self) -> dict[str, Actor]:
-        """Fresh actors, by node."""
+    def actors(self, time_limit: TimeLimit = nullcontext) -> dict[str, Actor]:
+        """Fresh actors, by node. time_limit: of each of Conductor's decisions; in a cluster that of time_limit.py."""
         return {
-            CONDUCTOR: self.conductor(),
+            CONDUCTOR: self.conductor(time_limit),
             **{node: prefill_instance(node, self.config) for node in self.config.prefill_nodes},
-            **{node: decoding_instance(node, self.config, self.stop_ids) for node in self.config.decoding_nodes},
+            **{
+                node: decoding_instance(node, self.config, self.stop_ids, self.steps[node])
+                for node in self.config.decoding_nodes
+            },
         }
 
-    def conductor(self) -> Conductor:
+    def conductor(self, time_limit: TimeLimit = nullcontext) -> Conductor:
         config = self.config
         view = ClusterView(
-            prefill={node: PrefillQueue() for node in config.prefill_nodes},
+            prefill={node: PrefillQueue(config.stages, config.prefill_chunk) for node in config.prefill_nodes},
             decoding={node: DecodingLoad() for node in config.decoding_nodes},
             pool=KVCachePool(self.slots, config.eviction, self.ssd_blocks),
             cost=self.cost,
             slo=SLO(config.ttft_slo, config.tbt_slo),
             block_size=config.block_size,
             bytes_per_token=self.bytes_per_token,
+            kv_tokens=config.decoding_pages * config.block_size,
         )
-        return Conductor(view, KVCacheCentric(), config.request_timeout)
+        return Conductor(view, scheduler(config, time_limit), config.request_timeout)
 
     def to_json(self) -> dict[str, Any]:
-        settings = dataclasses.asdict(self)
-        for name in LIMITS_IN_SECONDS:
+        """from_json takes it, of the same protocol."""
+        settings = dataclasses.asdict(self) | {"protocol": protocol()}
+        for name in LIMITS:
             if math.isinf(settings["config"][name]):
                 settings["config"][name] = None
         return settings
 
     @classmethod
     def from_json(cls, settings: dict[str, Any]) -> "ActorSettings":
-        config = {n: math.inf if v is None and n in LIMITS_IN_SECONDS else v for n, v in settings["config"].items()}
+        config = {n: math.inf if v is None and n in LIMITS else v for n, v in settings["config"].items()}
         cost = {name: tuple(values) for name, values in settings["cost"].items()}
         return cls(
             ClusterConfig(**config),
             settings["slots"],
             settings["ssd_blocks"],
             PolynomialCost(**cost),
+            {node: tuple(coefficients) for node, coefficients in settings["steps"].items()},
             settings["bytes_per_token"],
             tuple(settings["stop_ids"]),
         )
+
+
+def scheduler(config: ClusterConfig, time_limit: TimeLimit = nullcontext) -> Scheduler:
+    """Raises UsageError where a policy or an admission cannot be loaded."""
+    policy = load_policy(config.policy, config.seed, config.kvcache_balancing_threshold)
+    admission = load_admission(config.admission, config.decoding_time_s)
+    return Scheduler(policy, admission, config.policy, config.admission, time_limit)
 
 
 def prefill_instance(node: str, config: ClusterConfig) -> PrefillInstance:
     return PrefillInstance(node, config.stages)
 
 
-def decoding_instance(node: str, config: ClusterConfig, stop_ids: tuple[int, ...]) -> DecodingInstance:
-    limits = DecodingLimits(config.max_batch, config.decoding_pages, config.block_size, frozenset(stop_ids))
-    return DecodingInstance(node, limits)
+def decoding_instance(
+    node: str, config: ClusterConfig, stop_ids: tuple[int, ...], step: tuple[float, float, float]
+) -> DecodingInstance:
+    """step: its own step_coefficients. An admission that serves every request is not overruled by it."""
+    limits = DecodingLimits(
+        config.max_batch, config.decoding_pages, config.block_size, frozenset(stop_ids), config.tbt_slo
+    )
+    cost = PolynomialCost((0.0, 0.0, 0.0), step, (0.0, 0.0)) if config.admission != SERVING_ALL else None
+    return DecodingInstance(node, limits, cost)

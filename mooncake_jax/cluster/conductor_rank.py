@@ -30,18 +30,17 @@ from mooncake_jax.cluster.results import Results
 from mooncake_jax.cluster.ssd_contents import SSDContents
 from mooncake_jax.errors import UsageError
 from mooncake_jax.request import FAILED, Outcome, Request
+from mooncake_jax.sched.actions import Action, Report
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.fitting import fit_prefill, fit_step, fit_transfer
 from mooncake_jax.sched.messages import (
-    Action,
     Arrived,
     BlocksPromoted,
     BlocksWritten,
     Interrupted,
     Message,
     NodeLost,
-    Report,
     SSDReported,
 )
 from mooncake_jax.sched.serve import serve
@@ -158,7 +157,7 @@ class ConductorRank(Rank):
         return event
 
     def _still_writing(self) -> bool:
-        return bool(self._conductor.writes) and not self.interrupted
+        return self._conductor.reservations.writing and not self.interrupted
 
     def perform(self, node: str, action: Action, now: float) -> None:
         if isinstance(action, Report):

@@ -16,8 +16,11 @@ class ClusterConfig:
     tp: devices of each stage; dram_mib: MiB of DRAM that each stage lends to the KVCache pool; eviction: which block of
     the pool leaves first (cache/eviction.py); ssd_dir: where each stage keeps its SSD tier, in a folder of its name,
     None for none; ssd_mib: MiB that it may take there; device_kv_tokens: tokens of KVCache that a decoding instance
-    holds in device memory; request_timeout in seconds from arrival; link_gbps: the modelled rate of what an instance's
-    rank sends, None for as fast as it goes; transport: how KVCache leaves the devices (cache/transport.py).
+    holds in device memory; policy, admission: their names (sched/plugins.py); decoding_time_s: t_d of an admission that
+    predicts with it, None to learn it; seed: of a policy that draws; request_timeout in seconds from arrival;
+    link_gbps: the modelled rate of what an instance's rank sends, None for as fast as it goes; transport: how KVCache
+    leaves the devices (cache/transport.py); peak_tflops: of each prefill device, in 1e12 FLOPs a second, None to
+    measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound.
     """
 
     model: str
@@ -37,9 +40,16 @@ class ClusterConfig:
     max_batch: int
     link_gbps: float | None
     transport: str
+    policy: str
+    kvcache_balancing_threshold: float
+    admission: str
+    decoding_time_s: float | None
+    seed: int
     request_timeout: float
     ttft_slo: float
     tbt_slo: float
+    peak_tflops: float | None
+    prefill_mfu_floor: float | None
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mooncake_jax.cache.pool import Block
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.request import Request, TokenLogprobs
-from mooncake_jax.sched.messages import RunPrefill
+from mooncake_jax.sched.actions import RunPrefill
 
 # --- setting up and stopping
 
@@ -33,6 +33,7 @@ class Measured:
     prefill: tuple[tuple[int, int, float], ...] = ()  # (tokens, prefix, seconds)
     step: tuple[tuple[int, int, float], ...] = ()  # (batch, total context, seconds)
     transfer: tuple[tuple[int, float], ...] = ()  # (bytes, seconds)
+    peak_flops: float = 0.0  # FLOPs a second of a prefill stage's devices, measured or given
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Ready:
     ssd_blocks: int  # that its SSD tier may hold; 0 without one
     ssd_stored: tuple[tuple[bytes, bytes | None], ...]  # (key, parent's key) of those there, the least recent first
     measured: Measured
+    step: tuple[float, float, float] | None  # a decoding instance's step_coefficients, fitted to what it measured
     compiled: int  # shapes its engine has compiled, or found compiled on disk
     warm_up_s: float  # what that took
 

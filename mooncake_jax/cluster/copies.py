@@ -16,7 +16,8 @@ from mooncake_jax.cache.store import BlockStore
 from mooncake_jax.cluster.config import stage_node
 from mooncake_jax.cluster.control import BlocksLayer, CopyFailed, SendBlocks, StageCopied
 from mooncake_jax.cluster.links import Links
-from mooncake_jax.sched.messages import FetchBlocks, Replication
+from mooncake_jax.sched.actions import FetchBlocks
+from mooncake_jax.sched.messages import Replication
 
 
 class BlockCopies:

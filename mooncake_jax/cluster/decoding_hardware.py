@@ -16,18 +16,8 @@ from mooncake_jax.cluster.control import KVCacheSent, KVPiece
 from mooncake_jax.model.sampling import NO_TOKEN, NOT_FINITE
 from mooncake_jax.model.stopping import StopStrings
 from mooncake_jax.parallel.decoding import DecodingEngine
-from mooncake_jax.sched.messages import (
-    Action,
-    DecodingFailed,
-    DropKVCache,
-    KVCacheLoaded,
-    KVCacheReceived,
-    LoadKVCache,
-    Message,
-    RunStep,
-    StepDone,
-    StepFailed,
-)
+from mooncake_jax.sched.actions import Action, DropKVCache, LoadKVCache, RunStep
+from mooncake_jax.sched.messages import DecodingFailed, KVCacheLoaded, KVCacheReceived, Message, StepDone, StepFailed
 
 
 @dataclass(slots=True)

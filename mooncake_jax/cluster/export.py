@@ -16,7 +16,7 @@ from mooncake_jax.cache.wire import Buffer
 from mooncake_jax.cluster.control import KVPiece
 from mooncake_jax.cluster.links import Links
 from mooncake_jax.parallel.stage import PrefillJob
-from mooncake_jax.sched.messages import RunPrefill
+from mooncake_jax.sched.actions import RunPrefill
 
 
 class Export:

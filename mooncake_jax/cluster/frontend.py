@@ -80,6 +80,9 @@ def _request(prompt: Prompt, tokenizer: Tokenizer | None, seed: int) -> Request:
         stop=prompt.stop,
         stop_ids=prompt.stop_token_ids,
         cache_salt=prompt.cache_salt,
+        priority=prompt.priority,
+        ttft_slo=prompt.ttft_slo,
+        tbt_slo=prompt.tbt_slo,
     )
 
 

@@ -24,20 +24,15 @@ from mooncake_jax.cluster.entrance import Entrance, Order
 from mooncake_jax.cluster.gathering import Gathering
 from mooncake_jax.cluster.links import Links
 from mooncake_jax.cluster.prefill_stage import Command, PrefillStage, Report, stored_blocks
+from mooncake_jax.sched.actions import AbandonCopy, Action, FetchBlocks, PromoteBlocks, RunPrefill, WriteBlocks
 from mooncake_jax.sched.messages import (
-    AbandonCopy,
-    Action,
     BlocksPromoted,
     BlocksReplicated,
     BlocksWritten,
-    FetchBlocks,
     Message,
     PrefillDone,
     PrefillFailed,
     PrefillStarted,
-    PromoteBlocks,
-    RunPrefill,
-    WriteBlocks,
 )
 
 

@@ -38,7 +38,7 @@ from mooncake_jax.cluster.links import Links
 from mooncake_jax.cluster.stage_ssd import StageSSD
 from mooncake_jax.parallel.prefill import FirstToken, PrefillEngine
 from mooncake_jax.parallel.stage import Chunk, PrefillJob
-from mooncake_jax.sched.messages import AbandonCopy, FetchBlocks, PromoteBlocks, WriteBlocks
+from mooncake_jax.sched.actions import AbandonCopy, FetchBlocks, PromoteBlocks, WriteBlocks
 
 Report = BlocksChecked | StageDone | StageCopied | StagePromoted | StageWritten
 Command = CheckBlocks | FetchBlocks | AbandonCopy | PromoteBlocks | WriteBlocks

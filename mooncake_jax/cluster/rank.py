@@ -23,7 +23,8 @@ from mooncake_jax.cache.one_sided import LentMemory
 from mooncake_jax.cache.transport import HostTransport, Transport
 from mooncake_jax.cache.wire import Buffer
 from mooncake_jax.cluster.launch import STOP_SIGNAL
-from mooncake_jax.sched.messages import Action, Later, Message, Send
+from mooncake_jax.sched.actions import Action, Later, Send
+from mooncake_jax.sched.messages import Message
 
 SETUP_DEADLINE_S = 300.0  # for rank 0 to read its input, and for all others to be ready
 POLL_S = 0.5  # the main thread looks at least this often for signals and a failed messenger

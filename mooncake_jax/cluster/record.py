@@ -15,9 +15,11 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from mooncake_jax.sched import messages
-from mooncake_jax.sched.messages import Action, Message
+from mooncake_jax.sched.actions import Action
+from mooncake_jax.sched.messages import Message
 from mooncake_jax.sched.serve import Actor
+
+_MESSAGES = {message.__name__: message for message in typing.get_args(Message)}
 
 
 def encode(value: Any) -> Any:
@@ -33,8 +35,10 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Message:
-    """The message that encode() turned into these JSON values."""
-    return _decode_as(getattr(messages, value["type"]), value)
+    """The message that encode() turned into these JSON values. Raises KeyError, TypeError or ValueError if they are
+    none.
+    """
+    return _decode_as(_MESSAGES[value["type"]], value)
 
 
 @functools.cache
@@ -61,6 +65,28 @@ def digest(actions: list[Action]) -> str:
     """Equal for equal actions, in every process."""
     text = json.dumps([encode(action) for action in actions], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def protocol() -> str:
+    """Equal where messages and actions have the same fields: else a record cannot be compared with what actors do."""
+    return fingerprint(*typing.get_args(Message), *typing.get_args(Action))
+
+
+def fingerprint(*classes: type) -> str:
+    """Of these dataclasses' fields, and of those of the dataclasses in them."""
+    shapes, left = {}, list(classes)
+    while left:
+        cls = left.pop()
+        if cls.__name__ not in shapes:
+            shapes[cls.__name__] = {name: str(hint) for name, hint in _field_types(cls).items()}
+            left += [part for hint in _field_types(cls).values() for part in _dataclasses_in(hint)]
+    return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _dataclasses_in(hint: Any) -> list[type]:
+    if dataclasses.is_dataclass(hint):
+        return [hint]
+    return [found for argument in typing.get_args(hint) for found in _dataclasses_in(argument)]
 
 
 class Recorded:

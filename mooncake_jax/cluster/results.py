@@ -39,12 +39,12 @@ class Results:
     say, where that is known.
     """
 
-    def __init__(self, out: Path, text: Callable[[Outcome], str | None]):
+    def __init__(self, out: Path, text: Callable[[Outcome], str | None] | None = None, events: bool = True):
         check_writable(out)
         try:
             out.mkdir(parents=True, exist_ok=True)
             self._requests = (out / "requests.jsonl").open("w", encoding="utf-8")
-            self._events = (out / "events.jsonl").open("w", encoding="utf-8")
+            self._events = (out / "events.jsonl").open("w", encoding="utf-8") if events else None
         except OSError as error:
             raise UsageError(f"--out={out}: {error.strerror}; choose another folder") from None
         self.out, self._text = out, text
@@ -53,7 +53,8 @@ class Results:
 
     def add(self, outcome: Outcome) -> dict[str, int]:
         """Write one row; returns how many requests ended in which way so far."""
-        outcome = dataclasses.replace(outcome, text=self._text(outcome))
+        if self._text is not None:
+            outcome = dataclasses.replace(outcome, text=self._text(outcome))
         self.outcomes.append(outcome)
         self._counts[outcome.status] += 1
         self._requests.write(json.dumps(outcome_row(outcome), ensure_ascii=False, allow_nan=False) + "\n")
@@ -69,4 +70,5 @@ class Results:
         partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.out / "summary.json")
         self._requests.close()
-        self._events.close()
+        if self._events is not None:
+            self._events.close()

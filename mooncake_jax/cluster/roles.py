@@ -32,9 +32,11 @@ from mooncake_jax.model.loading import LoadedModel, load_model
 from mooncake_jax.model.sources import Location, model_fingerprint, open_source
 from mooncake_jax.parallel.compiling import enable_compile_cache
 from mooncake_jax.parallel.decoding import DecodingEngine
+from mooncake_jax.parallel.peak import measure_peak
 from mooncake_jax.parallel.pipeline import PipelineModel, load_pipeline
 from mooncake_jax.parallel.prefill import PrefillEngine
 from mooncake_jax.parallel.processes import free_address, join_processes, stage_devices, use_cpu_devices
+from mooncake_jax.sched.fitting import fit_step
 from mooncake_jax.sched.serve import Actor
 
 
@@ -69,13 +71,15 @@ def _become_decoding(member: Member, config: ClusterConfig, path: Location) -> R
     engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
     warm_up_s = timed(engine.warm_up)
     measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
+    step = fit_step(measured.step)  # here, and not also by Conductor's rank: another machine may round otherwise
     decode = model.tokenizer.decode if model.tokenizer is not None else None
     hardware = DecodingHardware(member.node, engine, layout, decode, member.post)
-    actor = decoding_instance(member.node, config, stop_ids(model.tokenizer))
+    actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), step)
     if config.lends_dram:
         member.lend(0)  # all ranks make the window
     fingerprint = model_fingerprint(path, config.dtype)
-    return actor, hardware, Ready(member.node, fingerprint, 0, None, 0, (), measured, engine.compile_count, warm_up_s)
+    ready = Ready(member.node, fingerprint, 0, None, 0, (), measured, step, engine.compile_count, warm_up_s)
+    return actor, hardware, ready
 
 
 def _become_stage(member: Member, config: ClusterConfig, path: Location, longest_prompt: int) -> Role:
@@ -95,7 +99,16 @@ def _become_stage(member: Member, config: ClusterConfig, path: Location, longest
     ssd_blocks = ssd.capacity_blocks if ssd is not None else 0
     reads = member.lent.note if member.lent is not None else None
     ready = Ready(
-        member.node, fingerprint, slots, reads, ssd_blocks, _stored(ssd), measured, engine.compile_count, warm_up_s
+        member.node,
+        fingerprint,
+        slots,
+        reads,
+        ssd_blocks,
+        _stored(ssd),
+        measured,
+        None,
+        engine.compile_count,
+        warm_up_s,
     )
 
     made_of = (member.node, stage, config.stages, engine, store, ssd, member, config.request_timeout)
@@ -136,8 +149,7 @@ def _open_ssd(
 
 def _stored(ssd: SSDStore | None) -> tuple[tuple[bytes, bytes | None], ...]:
     """What is on the SSD, the least recent first."""
-    headers = sorted(ssd.headers() if ssd is not None else (), key=lambda header: header.written_ns)
-    return tuple((header.key, header.parent) for header in headers)
+    return tuple((header.key, header.parent) for header in (ssd.headers() if ssd is not None else ()))
 
 
 def _load_stage(member: Member, config: ClusterConfig, path: Location, stage: int) -> LoadedModel | PipelineModel:
@@ -167,4 +179,11 @@ def _measure_stage(
     points = measure_prefill(engine, model, config.prefill_chunk, together)
     last = stage == config.stages - 1
     transfer = measure_transfer(member, config.decoding_nodes[0]) if stage == 0 else ()
-    return Measured(prefill=points if last else (), transfer=transfer)
+    return Measured(prefill=points if last else (), transfer=transfer, peak_flops=_peak_flops(config))
+
+
+def _peak_flops(config: ClusterConfig) -> float:
+    """FLOPs a second of this stage's devices."""
+    if config.peak_tflops is not None:
+        return config.tp * config.peak_tflops * 1e12
+    return measure_peak(jax.local_devices()[: config.tp], config.dtype)

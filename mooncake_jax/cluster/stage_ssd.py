@@ -12,7 +12,8 @@ from mooncake_jax.cache.pool import Block
 from mooncake_jax.cache.ssd import Result, SSDStore, Status
 from mooncake_jax.cache.store import BlockStore
 from mooncake_jax.cluster.control import StagePromoted, StageWritten
-from mooncake_jax.sched.messages import PromoteBlocks, StoreOnSSD
+from mooncake_jax.sched.actions import PromoteBlocks
+from mooncake_jax.sched.messages import StoreOnSSD
 
 
 class StageSSD:

@@ -19,6 +19,7 @@ from absl import flags
 
 from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cache.slots import slot_bytes
+from mooncake_jax.cluster.actors import scheduler
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
 from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
@@ -30,6 +31,7 @@ from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.sources import inspect_model, model_fingerprint
 from mooncake_jax.model.tokenizer import Tokenizer
 from mooncake_jax.request import Request
+from mooncake_jax.sched import plugins
 from mooncake_jax.workload.prompts import builtin_prompts, read_prompts
 from mooncake_jax.workload.trace import read_trace, trace_requests
 
@@ -94,9 +96,39 @@ def _define() -> None:
         "ttft_slo", math.inf, "reject what is predicted to take longer to its first token, seconds", **kwargs
     )
     flags.DEFINE_float("tbt_slo", math.inf, "reject what is predicted to take longer between tokens, seconds", **kwargs)
+    flags.DEFINE_string(
+        "policy",
+        plugins.DEFAULT_POLICY,
+        f"where requests go: {', '.join(plugins.POLICIES)}, or package.module:Class",
+        **kwargs,
+    )
+    flags.DEFINE_float(
+        "kvcache_balancing_threshold",
+        2.0,
+        "kvcache-centric copies blocks to an instance if the best match is more than so many times its own",
+        **kwargs,
+    )
+    flags.DEFINE_string(
+        "admission",
+        plugins.DEFAULT_ADMISSION,
+        f"which requests are served at all: {', '.join(plugins.ADMISSIONS)}, or package.module:Class",
+        **kwargs,
+    )
+    flags.DEFINE_float(
+        "decoding_time_s", None, "early-predicted takes every output to last so long (default: learned)", **kwargs
+    )
+    flags.DEFINE_float(
+        "prefill_mfu_floor", None, "report whether the prefill pool's MFU reaches this share, up to 1", **kwargs
+    )
+    flags.DEFINE_float(
+        "peak_tflops",
+        None,
+        "peak of each prefill device in 1e12 FLOPs a second, which MFU is a share of (default: measured)",
+        **kwargs,
+    )
     flags.DEFINE_float("request_timeout", 600.0, "seconds after its arrival at which a request fails", **kwargs)
     flags.DEFINE_string("out", None, "folder for the results (default: results/<time>)", **kwargs)
-    flags.DEFINE_integer("seed", 0, "seed of trace tokens and of sampling", **kwargs)
+    flags.DEFINE_integer("seed", 0, "seed of trace tokens, of sampling and of --policy=random", **kwargs)
 
 
 _define()
@@ -133,6 +165,7 @@ def make_plan(ranks: int | None = None) -> Plan:
     out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
     check_writable(out)
     config, measured = _config(), None
+    scheduler(config)
     _check_ranks(config, ranks)
     if config.dtype == "auto":
         config, measured = _choose_dtype(config, ranks is not None)
@@ -162,9 +195,13 @@ def _check_flags() -> None:
     for name in ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "ssd_mib", "device_kv_tokens", "max_batch"):
         if FLAGS[name].value < 1:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
-    for name in ("ttft_slo", "tbt_slo", "request_timeout"):
-        if not FLAGS[name].value > 0:
+    for name in ("ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s"):
+        if FLAGS[name].value is not None and not FLAGS[name].value > 0:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be above 0 seconds")
+    if FLAGS.prefill_mfu_floor is not None and not 0 < FLAGS.prefill_mfu_floor <= 1:
+        raise UsageError(f"--prefill_mfu_floor={FLAGS.prefill_mfu_floor}: a share of the peak is above 0, at most 1")
+    if FLAGS.peak_tflops is not None and not 0 < FLAGS.peak_tflops < math.inf:
+        raise UsageError(f"--peak_tflops={FLAGS.peak_tflops}: it must be above 0; leave it out to have it measured")
     if FLAGS["ssd_mib"].present and not FLAGS.ssd_dir:
         raise UsageError(f"--ssd_mib={FLAGS.ssd_mib} is for the SSD tier: give --ssd_dir=FOLDER too")
     if FLAGS.link_gbps is not None and not LEAST_GBPS <= FLAGS.link_gbps <= MOST_GBPS:

@@ -19,10 +19,13 @@ from mooncake_jax.cluster.launch import leave_exit_code
 from mooncake_jax.cluster.rank import Rank
 from mooncake_jax.cluster.results import Results
 from mooncake_jax.cluster.ssd_contents import SSDContents, put_together
+from mooncake_jax.cluster.time_limit import decision_time
 from mooncake_jax.commands.plan import Plan
 from mooncake_jax.errors import UsageError
 from mooncake_jax.report import Progress, print_results
 from mooncake_jax.request import FAILED, SLO
+from mooncake_jax.sched.conductor import Conductor
+from mooncake_jax.sched.mfu import prefill_mfu
 
 LEAVE_DEADLINE_S = 5
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -75,7 +78,7 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         _check_models(plan, ready)
         ssd = _ssd_contents(plan, ready)
         settings = _settings(plan, ready, ssd)
-        conductor = settings.conductor()
+        conductor = settings.conductor(decision_time)
         with Progress(len(plan.requests)) as progress:
             duration = rank.run(conductor, plan.requests, plan.limits, ssd, results, progress)
     except UsageError as error:
@@ -89,8 +92,13 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         return EXIT_INTERRUPTED
     finally:
         rank.stop(results)
-    engine, pool = _engine(plan, ready), _pool(conductor.view.pool)
-    return _report(plan, {"engine": engine, "pool": pool}, settings, results, duration, rank)
+    parts = {
+        "engine": _engine(plan, ready),
+        "pool": _pool(conductor.view.pool),
+        "prefill_mfu": _prefill_mfu(plan, ready, conductor, duration),
+        "faults": dict(conductor.scheduler.faults.most_common()),
+    }
+    return _report(plan, parts, settings, results, duration, rank)
 
 
 def _check_models(plan: Plan, ready: dict[str, Ready]) -> None:
@@ -119,6 +127,7 @@ def _settings(plan: Plan, ready: dict[str, Ready], ssd: dict[str, SSDContents]) 
         },
         ssd_blocks={instance: contents.blocks for instance, contents in ssd.items()},
         cost=fit_cost([message.measured for message in ready.values()]),
+        steps={node: ready[node].step for node in plan.config.decoding_nodes},
         bytes_per_token=plan.config.block_layout(plan.model).bytes_per_token,
         stop_ids=stop_ids(plan.tokenizer),
     )
@@ -143,6 +152,16 @@ def _pool(pool: KVCachePool) -> dict[str, Any]:
     """For the summary: blocks found at the end, and how many began or ceased to be found, by tier and cause."""
     changes = {tier: {cause: pool.counts[tier, cause] for cause in Cause if pool.counts[tier, cause]} for tier in TIERS}
     return {"blocks": {node: dict(zip(TIERS, counts)) for node, counts in pool.blocks().items()}, "changes": changes}
+
+
+def _prefill_mfu(plan: Plan, ready: dict[str, Ready], conductor: Conductor, duration: float) -> dict[str, Any]:
+    """For the summary: the share of the prefill instances' peak that the run made use of."""
+    flops = {node: work.flops(plan.model) for node, work in conductor.prefill_work.items()}
+    peak = {
+        instance: sum(ready[node].measured.peak_flops for node in plan.config.stage_nodes(instance))
+        for instance in plan.config.prefill_nodes
+    }
+    return prefill_mfu(flops, peak, duration, plan.config.prefill_mfu_floor)
 
 
 def _engine(plan: Plan, ready: dict[str, Ready]) -> dict[str, Any]:

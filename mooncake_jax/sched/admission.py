@@ -61,7 +61,7 @@ def _above(name: str, seconds: float, limit: float, delayed: bool, request: Requ
     if not seconds > limit:
         return None
     behind = f" for priority {request.priority}" if delayed else ""
-    return Reject(f"predicted {name} {seconds:.3f} s{behind} is above the SLO of {limit:g} s", seconds, limit)
+    return Reject(f"predicted {name}{behind} is above the SLO", seconds, limit)
 
 
 class SLOCheck(Admission):

@@ -1,17 +1,18 @@
 """Conductor: the global scheduler (report 3 and 6).
 
-Keeps the pool's metadata and a belief of every instance's load, asks the policy where each request goes, and follows
+Keeps the pool's metadata and a belief of every instance's load, asks the scheduler where each request goes, and follows
 it to its end. Every request that arrives ends exactly once: completed, rejected or failed, with a reason. What
 instances report corrects the belief.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from mooncake_jax import metrics
-from mooncake_jax.cache.pool import Block, WriteBehind
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Request, TokenLogprobs
+from mooncake_jax.sched.actions import Action, Later, Report, Send
+from mooncake_jax.sched.decisions import Fault, Reject
 from mooncake_jax.sched.messages import (
-    Action,
     Arrived,
     BlocksPromoted,
     BlocksReplicated,
@@ -19,24 +20,24 @@ from mooncake_jax.sched.messages import (
     Cancel,
     CopyLost,
     DecodingFailed,
+    DecodingRejected,
     Expired,
     Interrupted,
-    Later,
     Message,
     NodeLost,
     PrefillDone,
     PrefillFailed,
     PrefillStarted,
-    Replication,
-    Report,
-    Send,
     SSDReported,
     StartPrefill,
-    StoreOnSSD,
+    StepsDecoded,
     Token,
     TokensDecoded,
 )
-from mooncake_jax.sched.policy import ClusterView, Dispatch, Policy, Reject
+from mooncake_jax.sched.mfu import PrefillWork
+from mooncake_jax.sched.reservations import Reservations
+from mooncake_jax.sched.scheduler import Scheduler
+from mooncake_jax.sched.view import ClusterView, RequestView
 
 
 @dataclass(slots=True)
@@ -51,42 +52,28 @@ class _Open:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A dispatch, until its prefill has ended and its request too: who holds which pins."""
+    """A dispatch, until its request has ended and nothing of it moves any more (reservations.py)."""
 
     request_id: str
+    prompt_tokens: int
     prefill: str
     decoding: str
-    blocks: tuple[Block, ...]
-    prefilling: bool = True
-    promoting: tuple[Block, ...] = ()  # being read from the SSD
-    replication: Replication | None = None  # being copied
-
-    @property
-    def settled(self) -> bool:
-        """Whether nobody writes or reads its blocks any more."""
-        return not self.prefilling and not self.promoting and self.replication is None
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """What is being written behind to a node's SSD."""
-
-    node: str
-    blocks: tuple[Block, ...]
 
 
 class Conductor:
-    """request_timeout: seconds from arrival after which a request fails, whatever keeps it."""
+    """request_timeout: seconds from arrival after which a request fails, whatever keeps it. prefill_work: what each
+    prefill instance has computed so far.
+    """
 
-    def __init__(self, view: ClusterView, policy: Policy, request_timeout: float):
-        self.view, self.policy, self.request_timeout = view, policy, request_timeout
+    def __init__(self, view: ClusterView, scheduler: Scheduler, request_timeout: float):
+        self.view, self.scheduler, self.request_timeout = view, scheduler, request_timeout
         self.open: dict[str, _Open] = {}
         self.attempts: dict[int, _Attempt] = {}
-        self.writes: dict[int, _Write] = {}
+        self.reservations = Reservations(view.pool)
+        self.prefill_work = defaultdict(PrefillWork, {node: PrefillWork() for node in view.prefill})
         self.dispatched = 0
-        self.written_behind = 0
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
@@ -99,18 +86,24 @@ class Conductor:
                 return []
             case TokensDecoded(_, at, tokens):
                 return [action for token in tokens for action in self._deliver(token, at)]
+            case StepsDecoded():
+                return self._deliver_steps(message)
             case PrefillStarted():
                 return self._prefill_started(message, now)
             case PrefillDone() | PrefillFailed():
-                return self._prefill_ended(message)
+                return self._prefill_ended(message, now)
             case BlocksReplicated():
-                return self._replicated(message)
+                return self._replicated(message, now)
             case BlocksPromoted():
-                return self._promoted(message)
+                actions = self.reservations.promoted(message)
+                self._forget_if_over(message.dispatch)
+                return actions
             case BlocksWritten():
-                return self._written(message)
+                return self.reservations.written(message)
             case DecodingFailed(dispatch, node, reason):
                 return self._end(self._current(dispatch), FAILED, f"{node}: {reason}")
+            case DecodingRejected(dispatch, _, reason, estimate, limit):
+                return self._end(self._current(dispatch), REJECTED, reason, estimate, limit)
             case NodeLost(node):
                 return self._node_lost(node, now)
             case Expired(request_id):
@@ -125,107 +118,73 @@ class Conductor:
     # --- dispatching
 
     def _dispatch(self, request: Request, now: float) -> list[Action]:
-        decision = self.policy.choose(request, self.view, now)
-        if isinstance(decision, Reject):
+        decision = self.scheduler.dispatch(request, self.view, now)
+        if isinstance(decision, Reject | Fault):
             self.open.pop(request.id, None)
-            return [Report(metrics.outcome(request, REJECTED, reason=decision.reason))]
+            status, reason, estimate, limit = _ending(decision)
+            return [Report(metrics.outcome(request, status, reason=reason, estimate=estimate, limit=limit))]
         self.dispatched += 1
         number, view = self.dispatched, self.view
-        blocks = view.pool.reserve(decision.prefill, request.block_keys)
-        attempt = _Attempt(request.id, decision.prefill, decision.decoding, blocks)
-        attempt.promoting = view.pool.promote(decision.prefill, blocks)
-        attempt.replication = self._replicate(attempt, decision)
-        self.attempts[number] = attempt
-        self.open[request.id] = _Open(request, number)
-        view.decoding[decision.decoding].add(number, request.prompt_tokens)
-        reused = self._expected_reuse(request, decision, attempt)
-        view.prefill[decision.prefill].estimates[number] = view.cost.prefill(request.prompt_tokens, reused)
-        start = StartPrefill(number, request, decision.decoding, blocks, attempt.promoting, attempt.replication)
-        return [Send(decision.prefill, start)]
-
-    def _replicate(self, attempt: _Attempt, decision: Dispatch) -> Replication | None:
-        """Hot-spot migration: copy those blocks that the best match has in DRAM and that nobody is writing at the
-        chosen instance yet.
-        """
-        pool, source = self.view.pool, decision.replicate_from
-        if source is None:
-            return None
-        blocks = attempt.blocks[: decision.replicate_blocks]
-        hot = blocks[: pool.in_dram(source, [block.key for block in blocks])]
-        promoting = set(attempt.promoting)
-        wanted = tuple(b for b in hot if pool.awaits_writer(attempt.prefill, b) and b not in promoting)
-        if not wanted:
-            return None
-        return Replication(source, pool.reserve(source, [block.key for block in wanted]), wanted)
-
-    def _expected_reuse(self, request: Request, decision: Dispatch, attempt: _Attempt) -> int:
-        matched = self.view.pool.match(request.block_keys)[decision.prefill]
-        if attempt.replication is not None:
+        reservation = self.reservations.begin(number, request, decision)
+        matched = view.pool.match(request.block_keys)[decision.prefill]
+        if reservation.replication is not None:
             matched = max(matched, decision.replicate_blocks)
-        return self.view.reusable_tokens(matched, request.prompt_tokens)
+            tokens = len(reservation.replication.target_blocks) * view.block_size
+            view.copy_started(number, reservation.replication.source, tokens, now)
+        self.attempts[number] = _Attempt(request.id, request.prompt_tokens, decision.prefill, decision.decoding)
+        self.open[request.id] = _Open(request, number)
+        reused = view.reusable_tokens(matched, request.prompt_tokens)
+        view.dispatched(number, RequestView.of(request), decision, reused, now)
+        blocks, promote, replicate = reservation.blocks, reservation.promoting, reservation.replication
+        start = StartPrefill(number, request, decision.decoding, blocks, promote, replicate)
+        return [Send(decision.prefill, start)]
 
     # --- what instances report
 
     def _prefill_started(self, message: PrefillStarted, now: float) -> list[Action]:
-        queue, entry = self.view.prefill.get(message.node), self._current(message.dispatch)
-        if queue is not None and message.dispatch in queue.estimates and entry is not None:
+        attempt, entry = self.attempts.get(message.dispatch), self._current(message.dispatch)
+        if entry is not None:
             entry.reused_tokens = message.reused_tokens
-            estimate = self.view.cost.prefill(entry.request.prompt_tokens, message.reused_tokens)
-            queue.begin(message.dispatch, estimate, now)
+        if attempt is not None:
+            tokens, reused = attempt.prompt_tokens, message.reused_tokens
+            self.view.prefill_started(message.dispatch, message.node, attempt.decoding, tokens, reused, now)
         return []
 
-    def _prefill_ended(self, message: PrefillDone | PrefillFailed) -> list[Action]:
-        attempt = self.attempts.get(message.dispatch)
-        if attempt is None or not attempt.prefilling:
+    def _prefill_ended(self, message: PrefillDone | PrefillFailed, now: float) -> list[Action]:
+        if not self.reservations.prefilling(message.dispatch):
             return []
-        attempt.prefilling = False
-        queue = self.view.prefill.get(message.node)
-        if queue is not None:
-            queue.end(message.dispatch)
-        actions: list[Action] = []
+        attempt = self.attempts[message.dispatch]
+        actions: list[Action] = [*self.reservations.prefill_ended(message)]
         if isinstance(message, PrefillDone):
-            self.view.pool.lose(message.node, message.lost)
-            self.view.pool.land(message.node, message.stored)
-            actions += self._write_behind(message.node, self.view.pool.write_behind(message.node, attempt.blocks))
+            self.prefill_work[message.node].add(attempt.prompt_tokens, message.reused_tokens)
+            self.view.prefill_done(message.dispatch, message.node, attempt.decoding, now)
+            actions += self._judge_prefilled(message.dispatch, attempt, now)
         else:
+            self.view.prefill_failed(message.dispatch, message.node)
             entry = self._current(message.dispatch)
             if entry is not None and self._alive(attempt.decoding):  # it may hold KVCache that will never be whole
                 actions.append(Send(attempt.decoding, Cancel(message.dispatch)))
             actions += self._end(entry, FAILED, f"{message.node}: {message.reason}")
-        self._settle(message.dispatch)
+        self._forget_if_over(message.dispatch)
         return actions
 
-    def _replicated(self, message: BlocksReplicated) -> list[Action]:
-        """Replicas are found from now on; the source's blocks are free to leave."""
-        attempt = self.attempts.get(message.dispatch)
-        if attempt is not None and attempt.replication is not None:
-            self.view.pool.land(message.node, message.blocks)
-            self._release_source(attempt)
-            self._settle(message.dispatch)
+    def _judge_prefilled(self, dispatch: int, attempt: _Attempt, now: float) -> list[Action]:
+        """Whether it is decoded at all; a rejection now wastes its prefill (report 7.2)."""
+        entry = self._current(dispatch)
+        if entry is None or attempt.decoding not in self.view.decoding:
+            return []
+        verdict = self.scheduler.prefilled(entry.request, attempt.decoding, self.view, now)
+        if verdict is None:
+            return []
+        return [Send(attempt.decoding, Cancel(dispatch)), *self._end(entry, *_ending(verdict))]
+
+    def _replicated(self, message: BlocksReplicated, now: float) -> list[Action]:
+        if self.reservations.replicated(message):
+            if message.reason is None:
+                self.view.copied(message.dispatch, now)
+            self.view.copy_lost(message.dispatch)
+            self._forget_if_over(message.dispatch)
         return []
-
-    def _promoted(self, message: BlocksPromoted) -> list[Action]:
-        attempt = self.attempts.get(message.dispatch)
-        if attempt is None or not attempt.promoting:
-            return []
-        write = self.view.pool.promoted(message.node, attempt.promoting, message.blocks)
-        attempt.promoting = ()
-        self._settle(message.dispatch)
-        return self._write_behind(message.node, write)
-
-    def _write_behind(self, node: str, write: WriteBehind) -> list[Action]:
-        if not write.blocks and not write.dropped:
-            return []
-        self.written_behind += 1
-        if write.blocks:
-            self.writes[self.written_behind] = _Write(node, write.blocks)
-        return [Send(node, StoreOnSSD(self.written_behind, write.blocks, write.parents, write.dropped))]
-
-    def _written(self, message: BlocksWritten) -> list[Action]:
-        write = self.writes.pop(message.number, None)
-        if write is None:
-            return []
-        return self._write_behind(write.node, self.view.pool.written(write.node, write.blocks, message.keys))
 
     def _deliver(self, token: Token, at: float) -> list[Action]:
         entry = self._current(token.dispatch)
@@ -234,8 +193,28 @@ class Conductor:
         entry.token_ids.append(token.token_id)
         entry.token_times.append(at)
         entry.logprobs.append(token.logprobs)
-        self.view.decoding[self.attempts[token.dispatch].decoding].add(token.dispatch, 1)
-        return self._end(entry, COMPLETED, None) if token.last else []
+        decoding = self.attempts[token.dispatch].decoding
+        self.view.token(token.dispatch, decoding, at)
+        return self._complete(entry, at) if token.last else []
+
+    def _deliver_steps(self, steps: StepsDecoded) -> list[Action]:
+        """What _deliver() would do for each of their tokens."""
+        actions: list[Action] = []
+        for dispatch in steps.dispatches:
+            entry = self._current(dispatch)
+            if entry is None:
+                continue
+            entry.token_times += steps.times
+            self.view.token(dispatch, steps.node, steps.times[0], len(steps.times))
+            if dispatch in steps.ended:
+                actions += self._complete(entry, steps.times[-1])
+        return actions
+
+    def _complete(self, entry: _Open, at: float) -> list[Action]:
+        """Its last token came at that time."""
+        seconds = self.view.decoding_seconds(entry.dispatch, self.attempts[entry.dispatch].decoding, at)
+        self.scheduler.completed(entry.request, len(entry.token_times), seconds)
+        return self._end(entry, COMPLETED, None)
 
     # --- endings
 
@@ -245,18 +224,27 @@ class Conductor:
         entry = self.open.get(attempt.request_id) if attempt is not None else None
         return entry if entry is not None and entry.dispatch == dispatch else None
 
-    def _end(self, entry: _Open | None, status: str, reason: str | None) -> list[Action]:
+    def _end(
+        self,
+        entry: _Open | None,
+        status: str,
+        reason: str | None,
+        estimate: float | None = None,
+        limit: float | None = None,
+    ) -> list[Action]:
         if entry is None:
             return []
         del self.open[entry.request.id]
         attempt = self.attempts[entry.dispatch]
         self._leave_decoding(entry.dispatch)
-        self._settle(entry.dispatch)
+        self._forget_if_over(entry.dispatch)
         known = None not in entry.token_ids and entry.token_ids
         outcome = metrics.outcome(
             entry.request,
             status,
             reason=reason,
+            estimate=estimate,
+            limit=limit,
             token_times=entry.token_times,
             token_ids=entry.token_ids if known else None,
             reused_tokens=entry.reused_tokens,
@@ -267,23 +255,11 @@ class Conductor:
         return [Report(outcome)]
 
     def _leave_decoding(self, dispatch: int) -> None:
-        load = self.view.decoding.get(self.attempts[dispatch].decoding)
-        if load is not None:
-            load.remove(dispatch)
+        self.view.left(dispatch, self.attempts[dispatch].decoding)
 
-    def _settle(self, dispatch: int) -> None:
-        """Unpin its blocks once nothing writes them any more, and forget the attempt once its request has ended too."""
-        attempt = self.attempts.get(dispatch)
-        if attempt is None or not attempt.settled:
-            return
-        self.view.pool.release(attempt.prefill, attempt.blocks)
-        attempt.blocks = ()
-        if self._current(dispatch) is None:
-            del self.attempts[dispatch]
-
-    def _release_source(self, attempt: _Attempt) -> None:
-        self.view.pool.release(attempt.replication.source, attempt.replication.source_blocks)
-        attempt.replication = None
+    def _forget_if_over(self, dispatch: int) -> None:
+        if dispatch not in self.reservations and self._current(dispatch) is None:
+            self.attempts.pop(dispatch, None)
 
     def _cancel(self, entry: _Open | None) -> list[Action]:
         """Tell both instances of the request's dispatch that nobody waits for it."""
@@ -297,29 +273,20 @@ class Conductor:
 
     def _node_lost(self, node: str, now: float) -> list[Action]:
         """Requests with no token yet are dispatched again; those that were decoding there fail."""
-        self.view.prefill.pop(node, None)
-        self.view.decoding.pop(node, None)
-        self.view.pool.drop_node(node)
-        self.writes = {number: write for number, write in self.writes.items() if write.node != node}
+        self.view.lost(node)
         actions: list[Action] = []
+        for number in self.reservations.copied_from(node):
+            if self._alive(self.attempts[number].prefill):  # its answer frees the blocks
+                actions.append(Send(self.attempts[number].prefill, CopyLost(number, f"{node} is lost")))
+        prefilling = set(self.reservations.node_lost(node))
         for number, attempt in list(self.attempts.items()):
-            copied_from = attempt.replication.source if attempt.replication is not None else None
-            if copied_from == node and self._alive(attempt.prefill):  # its answer frees the blocks
-                actions.append(Send(attempt.prefill, CopyLost(number, f"{node} is lost")))
-            prefill_lost = node == attempt.prefill and attempt.prefilling
-            if node == attempt.prefill:
-                self._nothing_moves(attempt)
+            if attempt.prefill == node:
+                self.view.copy_lost(number)
             entry = self._current(number)
-            if entry is not None and (prefill_lost or node == attempt.decoding):
+            if entry is not None and (number in prefilling or node == attempt.decoding):
                 actions += self._retry(number, entry, node, now)
-            self._settle(number)
+            self._forget_if_over(number)
         return actions
-
-    def _nothing_moves(self, attempt: _Attempt) -> None:
-        """Its prefill instance is lost."""
-        attempt.prefilling, attempt.promoting = False, ()
-        if attempt.replication is not None:
-            self._release_source(attempt)
 
     def _retry(self, number: int, entry: _Open, node: str, now: float) -> list[Action]:
         if entry.token_times:
@@ -333,10 +300,14 @@ class Conductor:
         self.view.pool.check()
         for entry in self.open.values():
             assert entry.dispatch in self.attempts, f"{entry.request.id}: open without an attempt"
-        for node, load in self.view.decoding.items():
-            assert load.total == sum(load.contexts.values()) >= 0, f"{node}: context tokens do not add up"
-        if not self.attempts and not self.writes:
-            assert self.view.pool.pins() == 0, "pins are held for nobody"
-            assert not any(queue.estimates or queue.begun for queue in self.view.prefill.values()), (
-                "work is queued for nobody"
-            )
+        self.view.check()
+        self.reservations.check()
+        if not self.attempts:
+            assert self.view.idle, "work is queued for nobody"
+
+
+def _ending(verdict: Reject | Fault) -> tuple[str, str, float | None, float | None]:
+    """Status, reason, estimate and limit."""
+    if isinstance(verdict, Fault):
+        return FAILED, verdict.reason, None, None
+    return REJECTED, verdict.reason, verdict.estimate, verdict.limit

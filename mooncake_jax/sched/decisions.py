@@ -19,8 +19,8 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """reason: one line, for the user. estimate and limit: the predicted seconds that were too many, and how many may
-    be; None where no number decided.
+    """reason: one line, for the user; without the estimate, so that a run's summary can count equal reasons. estimate
+    and limit: the predicted seconds that were too many, and how many may be; None where no number decided.
     """
 
     reason: str

@@ -2,25 +2,29 @@
 
 Requests whose KVCache has arrived are loaded to device memory first come first served while the others decode, and
 join the next batch. Memory for the whole output is set aside on joining, so that no running request is ever evicted.
+
+Conductor chose this instance before the prefill, and its load may have changed since: as the KVCache arrives TBT is
+judged again, by what is really here, and a request that would break a TBT SLO is rejected (report 3 and 7).
 """
 
+import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from mooncake_jax.request import Request
+from mooncake_jax.sched.actions import Action, DropKVCache, LoadKVCache, RunStep, Send
 from mooncake_jax.sched.messages import (
     CONDUCTOR,
-    Action,
     Cancel,
     DecodingFailed,
-    DropKVCache,
+    DecodingRejected,
     KVCacheLoaded,
     KVCacheReceived,
-    LoadKVCache,
     Message,
-    RunStep,
-    Send,
     StepDone,
     StepFailed,
+    StepsDecoded,
+    StepsDone,
     Token,
     TokensDecoded,
 )
@@ -28,15 +32,27 @@ from mooncake_jax.sched.messages import (
 
 @dataclass(frozen=True, slots=True)
 class DecodingLimits:
-    """max_batch requests at once; pages of page_size tokens in device memory; ids that end a request."""
+    """max_batch requests at once; pages of page_size tokens in device memory; ids that end a request; tbt_slo in
+    seconds, of requests that name none.
+    """
 
     max_batch: int
     pages: int
     page_size: int
     stop_ids: frozenset[int] = frozenset()
+    tbt_slo: float = math.inf
 
     def pages_for(self, request: Request) -> int:
         return -(-(request.prompt_tokens + request.output_length) // self.page_size)
+
+    def tbt_slo_of(self, request: Request) -> float:
+        return self.tbt_slo if request.tbt_slo is None else request.tbt_slo
+
+
+class StepCost(Protocol):
+    """The part of a CostModel that this instance believes of itself."""
+
+    def step(self, batch: int, context: int) -> float: ...
 
 
 @dataclass(slots=True)
@@ -47,8 +63,10 @@ class _Joined:
 
 
 class DecodingInstance:
-    def __init__(self, name: str, limits: DecodingLimits):
-        self.name, self.limits = name, limits
+    """cost: of its own steps, to judge TBT by as KVCache arrives; None: whatever arrives is decoded."""
+
+    def __init__(self, name: str, limits: DecodingLimits, cost: StepCost | None = None):
+        self.name, self.limits, self.cost = name, limits, cost
         self.waiting: list[KVCacheReceived] = []
         self.loading: dict[int, _Joined] = {}
         self.batch: dict[int, _Joined] = {}
@@ -63,6 +81,9 @@ class DecodingInstance:
             case StepDone():
                 self.stepping = False
                 actions = self._deliver(message, now)
+            case StepsDone():
+                self.stepping = False
+                actions = self._deliver_steps(message)
             case StepFailed(reason):
                 self.stepping = False
                 actions = [a for dispatch in list(self.batch) for a in self._fail(dispatch, reason)]
@@ -80,8 +101,26 @@ class DecodingInstance:
             reason = f"needs {needed} pages, of which there are {self.limits.pages}"
             failed = DecodingFailed(received.dispatch, self.name, reason)
             return [DropKVCache(received.dispatch), Send(CONDUCTOR, failed)]
+        if (rejected := self._breaks_slo(received)) is not None:
+            return [DropKVCache(received.dispatch), Send(CONDUCTOR, rejected)]
         self.waiting.append(received)
         return []
+
+    def _breaks_slo(self, received: KVCacheReceived) -> DecodingRejected | None:
+        """Why it may not join those that are here, who keep their SLOs too."""
+        if self.cost is None:
+            return None
+        here = [(j.received.request, j.produced) for j in (*self.batch.values(), *self.loading.values())]
+        here += [(waiting.request, 0) for waiting in self.waiting] + [(received.request, 0)]
+        together = here[-self.limits.max_batch :]  # the first to come are the first to leave
+        limit = min(self.limits.tbt_slo_of(request) for request, _ in together)
+        if limit == math.inf:
+            return None
+        tbt = self.cost.step(len(together), sum(request.prompt_tokens + produced for request, produced in together))
+        if not tbt > limit:
+            return None
+        reason = "predicted TBT is above the SLO as its KVCache arrives"
+        return DecodingRejected(received.dispatch, self.name, reason, tbt, limit)
 
     def _load_waiting(self) -> list[Action]:
         actions = []
@@ -124,6 +163,23 @@ class DecodingInstance:
         if not delivered:
             return leaving
         return [*leaving, Send(CONDUCTOR, TokensDecoded(self.name, now, tuple(delivered)))]
+
+    def _deliver_steps(self, steps: StepsDone) -> list[Action]:
+        """What _deliver() would do for each of them."""
+        delivered, ended, count = [], [], len(steps.ends)
+        for dispatch in steps.batch:
+            joined = self.batch.get(dispatch)
+            if joined is None:  # cancelled meanwhile
+                continue
+            joined.produced += count
+            delivered.append(dispatch)
+            if joined.produced >= joined.received.request.output_length:
+                del self.batch[dispatch]
+                ended.append(dispatch)
+        if not delivered:
+            return []
+        news = StepsDecoded(self.name, steps.ends, tuple(delivered), tuple(ended))
+        return [*map(DropKVCache, ended), Send(CONDUCTOR, news)]
 
     def _is_last(self, joined: _Joined, token_id: int | None) -> bool:
         request = joined.received.request

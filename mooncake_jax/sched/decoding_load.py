@@ -54,15 +54,15 @@ class DecodingLoad:
             self.requests[dispatch].ready = now
             self.requests[dispatch].prefilled = True
 
-    def token(self, dispatch: int, at: float) -> None:
-        """It got a token of output at that time."""
+    def token(self, dispatch: int, at: float, count: int = 1) -> None:
+        """It got a token of output at that time, or so many from then on."""
         request = self.requests.get(dispatch)
         if request is None:
             return
         if request.first_token is None:
             request.first_token = at
-        request.produced += 1
-        self.context += 1
+        request.produced += count
+        self.context += count
 
     def remove(self, dispatch: int) -> None:
         """It has ended, however."""

@@ -1,4 +1,4 @@
-"""Messages that actors handle and actions they ask for: the whole protocol of the cluster.
+"""Messages that actors handle: with the actions they ask for (actions.py), the whole protocol of the cluster.
 
 Frozen and picklable. Times are seconds since the start of the run, on the common clock. A *dispatch* is one attempt
 to serve a request; it has a number, because a request whose instance died is dispatched again and late messages of
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mooncake_jax.cache.pool import Block
-from mooncake_jax.request import Outcome, Request, TokenLogprobs
+from mooncake_jax.request import Request, TokenLogprobs
 
 CONDUCTOR = "conductor"
 
@@ -114,10 +114,35 @@ class TokensDecoded:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsDecoded:
+    """In simulation: at each of these times a token, which nobody knows, for each of these dispatches; with the last
+    one, those in `ended` are done. As many TokensDecoded in one.
+    """
+
+    node: str
+    times: tuple[float, ...]
+    dispatches: tuple[int, ...]
+    ended: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DecodingFailed:
     dispatch: int
     node: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingRejected:
+    """The instance will not decode a request whose KVCache has arrived: what it would make of the TBT, in seconds, is
+    above the limit. The prefill is wasted.
+    """
+
+    dispatch: int
+    node: str
+    reason: str
+    estimate: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +248,16 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsDone:
+    """In simulation: steps of one batch that follow one another, and when each ended. None but the last one may end a
+    request. As many StepDone in one, each but the last answered by RunStep with the same batch.
+    """
+
+    batch: tuple[int, ...]
+    ends: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepFailed:
     reason: str
 
@@ -237,106 +272,9 @@ class Cancel:
     dispatch: int
 
 
-# --- actions, performed by the cluster
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    to: str
-    message: "Message"
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Handle this message oneself after so many seconds."""
-
-    seconds: float
-    message: "Message"
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A request has ended."""
-
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class RunPrefill:
-    """Reuse the leading `reuse` blocks, compute the rest chunk by chunk, store the blocks with index in `missing`,
-    stream to `decoding`.
-
-    Answered by PrefillStarted, then PrefillDone or PrefillFailed.
-    """
-
-    dispatch: int
-    request: Request
-    decoding: str
-    blocks: tuple[Block, ...]
-    reuse: int
-    missing: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PromoteBlocks:
-    """Read these blocks from the SSD into their slots of DRAM. Answered by BlocksPromoted."""
-
-    dispatch: int
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FetchBlocks:
-    """Copy blocks from another instance's DRAM into their slots here. Answered by BlocksReplicated."""
-
-    dispatch: int
-    replication: Replication
-
-
-@dataclass(frozen=True, slots=True)
-class WriteBlocks:
-    """Do on the SSD what StoreOnSSD says. Answered by BlocksWritten if there are blocks to write."""
-
-    order: StoreOnSSD
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonCopy:
-    """Wait no longer for blocks of this dispatch. Answered by BlocksReplicated with the reason."""
-
-    dispatch: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoadKVCache:
-    """Move the request's KVCache from host to device memory. Answered by KVCacheLoaded, or DecodingFailed."""
-
-    dispatch: int
-    request: Request
-    first_token: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunStep:
-    """One token for every request of the batch. Answered by StepDone or StepFailed."""
-
-    batch: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DropKVCache:
-    """Free what this dispatch holds in host and device memory."""
-
-    dispatch: int
-
-
 Message: TypeAlias = (
     Arrived | SSDReported | PrefillStarted | PrefillDone | PrefillFailed | BlocksReplicated | BlocksPromoted
-    | BlocksWritten | TokensDecoded | DecodingFailed | NodeLost | Expired | Interrupted | StartPrefill | StoreOnSSD
-    | CopyLost | KVCacheReceived | KVCacheLoaded | StepDone | StepFailed | Cancel
-)  # fmt: skip
-Action: TypeAlias = (
-    Send | Later | Report | RunPrefill | PromoteBlocks | FetchBlocks | AbandonCopy | WriteBlocks | LoadKVCache | RunStep
-    | DropKVCache
+    | BlocksWritten | TokensDecoded | StepsDecoded | DecodingFailed | DecodingRejected | NodeLost | Expired
+    | Interrupted | StartPrefill | StoreOnSSD | CopyLost | KVCacheReceived | KVCacheLoaded | StepDone | StepsDone
+    | StepFailed | Cancel
 )  # fmt: skip

@@ -23,8 +23,9 @@ POLICIES: Mapping[str, Callable[[int, float], Policy]] = {  # of the seed and th
     "kvcache-centric": lambda seed, threshold: KVCacheCentric(threshold),
     "adaptive": lambda seed, threshold: AdaptiveKVCacheCentric(threshold),
 }
+SERVING_ALL = "none"
 ADMISSIONS: Mapping[str, Callable[[float | None], Admission]] = {  # of t_d
-    "none": lambda decoding_seconds: NoAdmission(),
+    SERVING_ALL: lambda decoding_seconds: NoAdmission(),
     "baseline": lambda decoding_seconds: Baseline(),
     "slo": lambda decoding_seconds: SLOCheck(),
     "early": lambda decoding_seconds: EarlyRejection(),

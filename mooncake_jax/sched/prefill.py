@@ -7,26 +7,20 @@ the prefill starts, because requests ahead of it may have stored blocks meanwhil
 """
 
 from mooncake_jax.cache.pool import Block
+from mooncake_jax.sched.actions import AbandonCopy, Action, FetchBlocks, PromoteBlocks, RunPrefill, Send, WriteBlocks
 from mooncake_jax.sched.messages import (
     CONDUCTOR,
-    AbandonCopy,
-    Action,
     BlocksPromoted,
     BlocksReplicated,
     BlocksWritten,
     Cancel,
     CopyLost,
-    FetchBlocks,
     Message,
     PrefillDone,
     PrefillFailed,
     PrefillStarted,
-    PromoteBlocks,
-    RunPrefill,
-    Send,
     StartPrefill,
     StoreOnSSD,
-    WriteBlocks,
 )
 
 

@@ -47,7 +47,7 @@ class Scheduler:
         asked = RequestView.of(request)
         chosen = self._ask(self._policy_name, self.policy.choose, asked, view, now)
         if isinstance(chosen, Reject | Fault):
-            return chosen
+            return self._sound(self._policy_name, chosen)
         if (wrong := _wrong(chosen, view)) is not None:
             return self._fault(f"{self._policy_name} {wrong}")
         verdict = self._judge(self.admission.on_arrival, asked, chosen, view, now)
@@ -64,9 +64,22 @@ class Scheduler:
 
     def _judge(self, ask: Callable, *arguments) -> Reject | Fault | None:
         verdict = self._ask(self._admission_name, ask, *arguments)
-        if verdict is None or isinstance(verdict, Reject | Fault):
-            return verdict
+        if verdict is None:
+            return None
+        if isinstance(verdict, Reject | Fault):
+            return self._sound(self._admission_name, verdict)
         return self._fault(f"{self._admission_name} answered {_shown(verdict)}, neither Reject nor None")
+
+    def _sound(self, name: str, verdict: Reject | Fault) -> Reject | Fault:
+        """A rejection is written down and shown: as a line and numbers, whoever made it."""
+        if isinstance(verdict, Fault):
+            return verdict
+        if type(verdict.reason) is not str:
+            return self._fault(f"{name} rejects with the reason {_shown(verdict.reason)}, no text")
+        for number in (verdict.estimate, verdict.limit):
+            if number is not None and type(number) not in (int, float):
+                return self._fault(f"{name} rejects with an estimate or limit of {_shown(number)}, no number")
+        return verdict
 
     def _ask(self, name: str, ask: Callable, *arguments):
         try:

@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from mooncake_jax.sched.messages import Action, Message
+from mooncake_jax.sched.actions import Action
+from mooncake_jax.sched.messages import Message
 
 
 class Actor(Protocol):

@@ -146,10 +146,10 @@ class ClusterView:
             if not self._sending[copy.source]:
                 del self._sending[copy.source]
 
-    def token(self, number: int, decoding: str, at: float) -> None:
-        """A request got a token of output."""
+    def token(self, number: int, decoding: str, at: float, count: int = 1) -> None:
+        """A request got a token of output, or so many from then on."""
         if (load := self.decoding.get(decoding)) is not None:
-            load.token(number, at)
+            load.token(number, at, count)
 
     def decoding_seconds(self, number: int, decoding: str, at: float) -> float:
         """From its first token until `at`."""

@@ -1,0 +1,108 @@
+"""Actions that actors ask for; the cluster performs them, and answers with messages (messages.py).
+
+Frozen and picklable.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mooncake_jax.cache.pool import Block
+from mooncake_jax.request import Outcome, Request
+from mooncake_jax.sched.messages import Message, Replication, StoreOnSSD
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Handle this message oneself after so many seconds."""
+
+    seconds: float
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A request has ended."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrefill:
+    """Reuse the leading `reuse` blocks, compute the rest chunk by chunk, store the blocks with index in `missing`,
+    stream to `decoding`.
+
+    Answered by PrefillStarted, then PrefillDone or PrefillFailed.
+    """
+
+    dispatch: int
+    request: Request
+    decoding: str
+    blocks: tuple[Block, ...]
+    reuse: int
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromoteBlocks:
+    """Read these blocks from the SSD into their slots of DRAM. Answered by BlocksPromoted."""
+
+    dispatch: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlocks:
+    """Copy blocks from another instance's DRAM into their slots here. Answered by BlocksReplicated."""
+
+    dispatch: int
+    replication: Replication
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlocks:
+    """Do on the SSD what StoreOnSSD says. Answered by BlocksWritten if there are blocks to write."""
+
+    order: StoreOnSSD
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonCopy:
+    """Wait no longer for blocks of this dispatch. Answered by BlocksReplicated with the reason."""
+
+    dispatch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadKVCache:
+    """Move the request's KVCache from host to device memory. Answered by KVCacheLoaded, or DecodingFailed."""
+
+    dispatch: int
+    request: Request
+    first_token: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """One token for every request of the batch. Answered by StepDone or StepFailed."""
+
+    batch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropKVCache:
+    """Free what this dispatch holds in host and device memory."""
+
+    dispatch: int
+
+
+Action: TypeAlias = (
+    Send | Later | Report | RunPrefill | PromoteBlocks | FetchBlocks | AbandonCopy | WriteBlocks | LoadKVCache | RunStep
+    | DropKVCache
+)  # fmt: skip

@@ -1,0 +1,55 @@
+"""The actors of a simulated cluster: those that serve on real ranks (sched/)."""
+
+from mooncake_jax.cache.pool import KVCachePool
+from mooncake_jax.request import SLO
+from mooncake_jax.sched.admission import Admission
+from mooncake_jax.sched.conductor import Conductor
+from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
+from mooncake_jax.sched.decoding_load import DecodingLoad
+from mooncake_jax.sched.messages import CONDUCTOR
+from mooncake_jax.sched.plugins import SERVING_ALL, load_admission, load_policy
+from mooncake_jax.sched.prefill import PrefillInstance
+from mooncake_jax.sched.prefill_queue import PrefillQueue
+from mooncake_jax.sched.scheduler import Scheduler
+from mooncake_jax.sched.serve import Actor
+from mooncake_jax.sched.view import ClusterView
+from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.group import GroupCost
+
+
+def make_actors(config: SimulationConfig, cost: CostModel) -> dict[str, Actor]:
+    """Fresh ones, by node; cost: what Conductor believes of one node. Raises UsageError where a policy or an admission
+    cannot be loaded.
+    """
+    if config.stages > 1:
+        cost = GroupCost(cost, config.stages, config.prefill_chunk)
+    view = ClusterView(
+        prefill={node: PrefillQueue(config.stages, config.prefill_chunk) for node in config.prefill_nodes},
+        decoding={node: DecodingLoad() for node in config.decoding_nodes},
+        pool=KVCachePool(
+            dict.fromkeys(config.prefill_nodes, config.dram_blocks),
+            config.eviction,
+            dict.fromkeys(config.prefill_nodes, config.ssd_blocks),
+        ),
+        cost=cost,
+        slo=SLO(config.ttft_slo, config.tbt_slo),
+        block_size=config.block_size,
+        bytes_per_token=config.bytes_per_token,
+        kv_tokens=config.decoding_pages * config.block_size,
+    )
+    policy = load_policy(config.policy, config.seed, config.kvcache_balancing_threshold)
+    admission = load_admission(config.admission, config.decoding_time_s)
+    scheduler = Scheduler(policy, admission, config.policy, config.admission)
+    limits = DecodingLimits(config.max_batch, config.decoding_pages, config.block_size, tbt_slo=config.tbt_slo)
+    step_cost = cost if config.recheck and config.admission != SERVING_ALL else None
+    return {
+        CONDUCTOR: Conductor(view, scheduler, config.request_timeout),
+        **{node: PrefillInstance(node, config.stages) for node in config.prefill_nodes},
+        **{node: DecodingInstance(node, limits, step_cost) for node in config.decoding_nodes},
+    }
+
+
+def judges_prefilled(conductor: Conductor) -> bool:
+    """Whether its admission asks again when a prefill has ended."""
+    return getattr(type(conductor.scheduler.admission), "on_prefilled", None) is not Admission.on_prefilled

@@ -1,0 +1,85 @@
+"""What a simulated cluster is made of."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+# What of the hardware can be left out, to see what it contributes.
+PARTS = {
+    "overlap": "layer-wise prefill: without it loading and computing take what the cost model says for both, and "
+    "KVCache is sent once all is computed",
+    "sharing": "transfers share NICs: without it each is as fast as if it were alone",
+    "network": "transfers between instances take time",
+    "loading": "moving KVCache from DRAM to the devices takes time",
+    "storing": "moving KVCache from the devices to DRAM takes time",
+    "ssd": "reading and writing SSDs takes time",
+}
+_UNLIMITED = ("ttft_slo", "tbt_slo", "request_timeout")  # JSON has no infinity: written as null
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationConfig:
+    """prefill instances of `stages` nodes each, and decoding instances of one node (report 3 and 5.1).
+
+    bytes_per_token: of KVCache, in `layers` layers; dram_bytes and ssd_bytes: what each prefill node lends to the
+    KVCache pool; device_kv_tokens: KVCache in a decoding instance's device memory; link_bytes_per_s: of a node's NIC in
+    either direction, None: as the cost model's transfers; decision_s: from a request's arrival until its prefill
+    instance hears of it; recheck: whether decoding instances judge TBT again as KVCache arrives; without: those of
+    PARTS that are left out; single_steps: an event for each decoding step. The others are as in the cluster of ranks
+    (cluster/config.py).
+    """
+
+    bytes_per_token: int
+    layers: int
+    prefill: int = 8
+    stages: int = 1
+    decode: int = 8
+    prefill_chunk: int = 8192
+    block_size: int = 512
+    dram_bytes: int = 937_500 << 20
+    ssd_bytes: int = 0
+    eviction: str = "lru"
+    device_kv_tokens: int = 1_300_000
+    max_batch: int = 256
+    link_bytes_per_s: float | None = None
+    decision_s: float = 0.0
+    policy: str = "kvcache-centric"
+    kvcache_balancing_threshold: float = 2.0
+    admission: str = "slo"
+    decoding_time_s: float | None = None
+    seed: int = 0
+    request_timeout: float = math.inf
+    ttft_slo: float = math.inf
+    tbt_slo: float = math.inf
+    recheck: bool = True
+    without: frozenset[str] = frozenset()
+    single_steps: bool = False
+
+    @property
+    def prefill_nodes(self) -> tuple[str, ...]:
+        return tuple(f"prefill{i}" for i in range(self.prefill))
+
+    @property
+    def decoding_nodes(self) -> tuple[str, ...]:
+        return tuple(f"decode{i}" for i in range(self.decode))
+
+    @property
+    def dram_blocks(self) -> int:
+        """Of a prefill instance: each of its nodes keeps its own layers of every block."""
+        return self._blocks(self.dram_bytes)
+
+    @property
+    def ssd_blocks(self) -> int:
+        return self._blocks(self.ssd_bytes)
+
+    def _blocks(self, nbytes: int) -> int:
+        return nbytes * self.stages // (self.bytes_per_token * self.block_size)
+
+    @property
+    def decoding_pages(self) -> int:
+        return self.device_kv_tokens // self.block_size
+
+    def to_json(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self) | {"without": sorted(self.without)}
+        return {n: None if n in _UNLIMITED and math.isinf(v) else v for n, v in values.items()}

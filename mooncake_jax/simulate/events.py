@@ -1,0 +1,49 @@
+"""Virtual time: what happens when, in an order that is the same in every run.
+
+Events at one time happen in the order they were asked for. Knows nothing of what they are.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from mooncake_jax.sched.messages import Message
+
+# Of the simulated hardware itself: called with the value it was asked for with, and the time.
+Happening = Callable[[Any, float], None]
+
+
+class Events:
+    """now: the time of the latest event. soon: messages to be handled at that time, before anything else happens."""
+
+    __slots__ = ("_asked", "_heap", "now", "soon")
+
+    def __init__(self):
+        self.now = 0.0
+        self.soon: deque[tuple[str, Message]] = deque()
+        self._heap: list[tuple[float, int, str | None, Any]] = []
+        self._asked = 0
+
+    def post(self, when: float, node: str, message: Message) -> None:
+        """This node is to handle this message then."""
+        self._asked += 1
+        heapq.heappush(self._heap, (when, self._asked, node, message))
+
+    def at(self, when: float, happening: Happening, value: Any) -> None:
+        self._asked += 1
+        heapq.heappush(self._heap, (when, self._asked, None, (happening, value)))
+
+    @property
+    def next_time(self) -> float | None:
+        """When the next event happens, None if there is none."""
+        return self._heap[0][0] if self._heap else None
+
+    def advance(self) -> tuple[str, Message] | None:
+        """To the next event: a message and its node, or None if it was the hardware's own, which has happened."""
+        self.now, _, node, what = heapq.heappop(self._heap)
+        if node is not None:
+            return node, what
+        happening, value = what
+        happening(value, self.now)
+        return None

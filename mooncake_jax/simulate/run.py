@@ -1,0 +1,147 @@
+"""A run of the simulated cluster, from its requests to their outcomes."""
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mooncake_jax.cache.pool import TIERS, Cause, KVCachePool
+from mooncake_jax.request import Outcome, Request
+from mooncake_jax.sched.actions import Action
+from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.messages import CONDUCTOR, Message
+from mooncake_jax.sched.serve import Actor, serve
+from mooncake_jax.simulate.actors import judges_prefilled, make_actors
+from mooncake_jax.simulate.cluster import SimulatedCluster
+from mooncake_jax.simulate.config import SimulationConfig
+
+_CHECK_ALL = 1000  # events between two checks of what is large
+_SHOWN = 5
+
+Hosted = Callable[[str, Actor], Actor]
+
+
+class Stuck(Exception):
+    """Requests are left that nothing will end; says which, and what they wait for."""
+
+
+@dataclass
+class Run:
+    """duration_s: from the start to the last ending. hardware: what it has done, ready for JSON."""
+
+    duration_s: float
+    outcomes: list[Outcome] = field(default_factory=list)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    pool: dict[str, Any] = field(default_factory=dict)
+
+
+def simulate(
+    config: SimulationConfig,
+    cost: CostModel,
+    requests: Sequence[Request],
+    *,
+    believed: CostModel | None = None,
+    ended: Callable[[Outcome], None] = lambda outcome: None,
+    host: Hosted = lambda node, actor: actor,
+    check: bool = False,
+) -> Run:
+    """Serve these requests. cost: what the hardware of a node takes; believed: what Conductor believes of it, None: the
+    same. ended: told of every outcome. host: puts something around an actor, such as a record of what it handles.
+    check: assert all invariants all along, and pickle every message, which takes many times as long.
+
+    Raises UsageError where a policy or an admission cannot be loaded, and Stuck.
+    """
+    run = Run(0.0)
+    actors = make_actors(config, believed or cost)
+    conductor = actors[CONDUCTOR]
+
+    def add(outcome: Outcome) -> None:
+        run.outcomes.append(outcome)
+        ended(outcome)
+
+    in_order = sorted(requests, key=lambda request: request.arrival)
+    invalid = {r.id: reason for r in in_order if (reason := why_invalid(r, config)) is not None}
+    cluster = SimulatedCluster(config, cost, in_order, invalid, add, judges_prefilled(conductor))
+    hosted = {node: host(node, actor) for node, actor in actors.items()}
+    if check:
+        hosted = {node: _Checked(hosted[node], actor, cluster) for node, actor in actors.items()}
+    serve(hosted, cluster)
+    if cluster.unended:
+        raise Stuck(_what_waits(cluster.unended, conductor.open))
+    if check:
+        _check_end(run, cluster, actors)
+    run.duration_s = cluster.last_ended
+    run.hardware = _hardware(cluster)
+    run.pool = _pool(conductor.view.pool)
+    return run
+
+
+def why_invalid(request: Request, config: SimulationConfig) -> str | None:
+    """Why this request cannot be served at all, None if it can."""
+    if request.prompt_tokens == 0:
+        return "the prompt is empty"
+    if request.output_length < 1:
+        return f"its output is {request.output_length} tokens: it must be at least 1"
+    held = config.decoding_pages * config.block_size
+    pages = -(-(request.prompt_tokens + request.output_length) // config.block_size)
+    if pages > config.decoding_pages:
+        tokens = request.prompt_tokens + request.output_length
+        return f"its {tokens} tokens of KVCache exceed the {held} that a decoding instance holds"
+    return None
+
+
+def _what_waits(unended: set[str], opened: Mapping[str, Any]) -> str:
+    waiting = sorted(unended)
+    there = [name for name in waiting if name in opened]
+    names = ", ".join(waiting[:_SHOWN]) + (", ..." if len(waiting) > _SHOWN else "")
+    return f"nothing more happens, and {len(waiting)} requests wait for it ({names}); {len(there)} are dispatched"
+
+
+class _Checked:
+    """An actor whose messages are pickled, and whose invariants are asserted after each."""
+
+    def __init__(self, hosted: Actor, actor: Any, cluster: SimulatedCluster):
+        self._hosted, self._actor, self._cluster = hosted, actor, cluster
+        self._events = 0
+        self._now = 0.0
+
+    def handle(self, message: Message, now: float) -> list[Action]:
+        assert now >= self._now, f"time runs back from {self._now} to {now}"
+        self._now = now
+        actions = self._hosted.handle(pickle.loads(pickle.dumps(message)), now)
+        self._events += 1
+        large = hasattr(self._actor, "view")
+        if not large or self._events % _CHECK_ALL == 1:
+            self._actor.check()
+        self._cluster.check()
+        return pickle.loads(pickle.dumps(actions))
+
+
+def _check_end(run: Run, cluster: SimulatedCluster, actors: Mapping[str, Any]) -> None:
+    """What went in has come out."""
+    for actor in actors.values():
+        actor.check()
+    assert not actors[CONDUCTOR].attempts, "a dispatch is not over"
+    assert actors[CONDUCTOR].view.pool.pins() == 0, "blocks are held for nobody"
+    assert cluster.network.idle, "a transfer never ended"
+    produced = sum(max(outcome.output_tokens - 1, 0) for outcome in run.outcomes)
+    decoded = sum(hardware.tokens for hardware in cluster.decoding.values())
+    assert produced <= decoded, f"{produced} tokens came of steps that made {decoded}"
+
+
+def _hardware(cluster: SimulatedCluster) -> dict[str, Any]:
+    prefill, decoding = cluster.prefill.items(), cluster.decoding.items()
+    return {
+        "prefill_busy_s": {node: hardware.group.busy for node, hardware in prefill},
+        "prefill_compute_s": {node: hardware.group.computed for node, hardware in prefill},
+        "decoding_busy_s": {node: hardware.busy for node, hardware in decoding},
+        "decoding_steps": {node: hardware.steps for node, hardware in decoding},
+        "decoding_tokens": {node: hardware.tokens for node, hardware in decoding},
+        "sent_bytes": dict(sorted(cluster.network.sent.items())),
+    }
+
+
+def _pool(pool: KVCachePool) -> dict[str, Any]:
+    """As in the summary of a replay."""
+    changes = {tier: {cause: pool.counts[tier, cause] for cause in Cause if pool.counts[tier, cause]} for tier in TIERS}
+    return {"blocks": {node: dict(zip(TIERS, counts)) for node, counts in pool.blocks().items()}, "changes": changes}

@@ -1,0 +1,79 @@
+"""Many decoding steps told at once against one event a step: the same decisions, the same times to the bit."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import COST, by_id, make_config, random_requests
+
+from mooncake_jax.sched.cost import PolynomialCost
+from mooncake_jax.sched.cost_table import TableCost
+from mooncake_jax.sched.profiles import PROFILES
+from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.decoding_hardware import step_ends
+from mooncake_jax.simulate.run import simulate
+from mooncake_jax.simulate.traces import keyed_requests
+from mooncake_jax.workload.trace import read_trace
+
+ADMISSIONS = ("none", "baseline", "slo", "early", "early-predicted", "request-level")
+
+
+def both(config, cost, requests):
+    single = {**{name: getattr(config, name) for name in config.__dataclass_fields__}, "single_steps": True}
+    return simulate(config, cost, requests), simulate(SimulationConfig(**single), cost, requests)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 40),
+    rate=st.sampled_from([1.0, 8.0, 60.0]),
+    admission=st.sampled_from(ADMISSIONS),
+    decode=st.integers(1, 3),
+    max_batch=st.integers(1, 6),
+    tbt_slo=st.sampled_from([0.0125, 0.014, 1.0]),
+    timeout=st.sampled_from([float("inf"), 1.0]),
+)
+def test_skipping_changes_nothing(seed, count, rate, admission, decode, max_batch, tbt_slo, timeout):
+    config = make_config(
+        admission=admission,
+        decode=decode,
+        max_batch=max_batch,
+        tbt_slo=tbt_slo,
+        ttft_slo=2.0,
+        request_timeout=timeout,
+        ssd=30,
+    )
+    skipping, single = both(config, COST, random_requests(seed, count, rate))
+    assert by_id(skipping) == by_id(single)
+    assert skipping.hardware["decoding_steps"] == single.hardware["decoding_steps"]
+
+
+def test_skipping_changes_nothing_with_any_cost_model():
+    rows = ((1, ((100, 0.01), (1000, 0.02))), (8, ((100, 0.02), (1000, 0.03))))
+    links = [(0.0, 1e-9)] * 2 + [(1e-3, 1e-9)] * 3
+    table = TableCost(((0, ((10, 0.1), (1000, 0.5))),), rows, *links)
+    skipping, single = both(make_config(), table, random_requests(7, 60))
+    assert by_id(skipping) == by_id(single)
+
+
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_ends_of_steps_are_those_of_one_after_another(count):
+    class Other:
+        step = COST.step
+
+    now, context, expected = 1.5, 700, []
+    for _ in range(count):
+        now += COST.step(3, context)
+        context += 3
+        expected.append(now)
+    assert step_ends(COST, 3, 700, 1.5, count) == expected
+    assert step_ends(Other, 3, 700, 1.5, count) == expected
+    assert type(COST) is PolynomialCost
+
+
+@pytest.mark.traces
+def test_skipping_changes_nothing_on_two_thousand_requests_of_the_trace(traces):
+    requests = keyed_requests(read_trace(traces / "conversation_trace.jsonl", 2000))
+    config = SimulationConfig(327_680, 80, admission="early-predicted", ttft_slo=30.0, tbt_slo=0.1, decision_s=0.05)
+    skipping, single = both(config, PROFILES["fast25"], requests)
+    assert by_id(skipping) == by_id(single)
