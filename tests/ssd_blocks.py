@@ -3,10 +3,13 @@
 import hashlib
 import os
 import resource
-from contextlib import closing
+import shutil
+import subprocess
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mooncake_jax.cache.layout import BlockLayout
 from mooncake_jax.cache.ssd import Result, SSDStore, Status
@@ -66,3 +69,16 @@ def open_files():
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@contextmanager
+def tmpfs(folder, options):
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and shutil.which("mount")
+    done = mounted and subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True)
+    if not done or done.returncode != 0:
+        pytest.skip("mounting takes root and its rights")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)

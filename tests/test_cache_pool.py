@@ -188,7 +188,7 @@ def test_what_could_not_be_written_is_forgotten_on_disk_and_offered_again():
     blocks = landed(pool, "p0", [A, B])
     pool.write_behind("p0", blocks)
     assert pool.written("p0", blocks, [A]) == WriteBehind(dropped=(B,))
-    assert pool.blocks() == {"p0": (2, 1)}
+    assert pool.blocks() == {"p0": (2, 1)} and pool.unwritten == 1
     assert pool.write_behind("p0", blocks) == WriteBehind(blocks[1:], (A,), ())
 
 

@@ -2,31 +2,31 @@
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ssd_blocks import DONE, LAYOUT, MODEL, MODEL_FOLDER, ROOMY, assert_readable, block, file_of, key, opened, put, read
+from ssd_blocks import (
+    DONE,
+    LAYOUT,
+    MODEL,
+    MODEL_FOLDER,
+    ROOMY,
+    assert_readable,
+    block,
+    file_of,
+    key,
+    opened,
+    put,
+    read,
+    tmpfs,
+)
 
 from mooncake_jax.cache.ssd import SSDStore, Status
 from mooncake_jax.cache.ssd_folder import disk_bytes, remove_model
 from mooncake_jax.errors import UsageError
-
-
-@contextmanager
-def tmpfs(folder, options):
-    folder.mkdir()
-    mounted = os.geteuid() == 0 and shutil.which("mount")
-    done = mounted and subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True)
-    if not done or done.returncode != 0:
-        pytest.skip("mounting takes root and its rights")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path):

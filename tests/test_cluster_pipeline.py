@@ -74,12 +74,12 @@ def test_stages_give_the_logits_of_one_rank(single, staged):
 
 
 def test_a_pipeline_takes_the_next_prompt_before_the_last_one_is_done(staged):
-    running, most = set(), 0
+    running, most = {"prefill0": set(), "prefill1": set()}, 0
     for event in staged.events():
-        message = event["message"]
-        if event["node"] == "prefill0" and message["type"] in ("PrefillStarted", "PrefillDone"):
-            (running.add if message["type"] == "PrefillStarted" else running.discard)(message["dispatch"])
-            most = max(most, len(running))
+        message, node = event["message"], event["node"]
+        if node in running and message["type"] in ("PrefillStarted", "PrefillDone"):
+            (running[node].add if message["type"] == "PrefillStarted" else running[node].discard)(message["dispatch"])
+            most = max(most, len(running[node]))
     assert most > 1
 
 

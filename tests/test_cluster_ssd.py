@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from cluster_run import TINY, finish, prompt, replay, replayed_differences, start, wait_for_message, write_prompts
+from ssd_blocks import tmpfs
 
 from mooncake_jax.cache.ssd_folder import FolderLock, model_folders
 from mooncake_jax.cluster.actors import ActorSettings
@@ -177,3 +178,15 @@ def test_folders_that_cannot_be_used_end_with_one_line_and_code_2(prompts, tmp_p
         assert complaint in run.stderr
         assert len(run.stderr.splitlines()) == 1
     held.close()
+
+
+def test_a_full_disk_keeps_what_it_has_and_serves_all_requests(prompts, first, tmp_path):
+    with tmpfs(tmp_path / "ssd", "size=200k") as folder:
+        flags = [f"--prompts={prompts}", f"--ssd_dir={folder}"]
+        filling = replay(tmp_path / "out", *FLAGS, *flags)
+        later = replay(tmp_path / "later", *FLAGS, *flags)
+    assert tokens(filling) == tokens(later) == tokens(first)
+    pool = filling.summary()["pool"]
+    assert pool["unwritten"] > 0 and 0 < pool["blocks"]["prefill0"]["ssd"] < 30
+    assert "prefill0: SSD tier: failed" in filling.stderr and "No space left" in filling.stderr
+    assert 0 < sum(reused(later).values()) < 288 + 192

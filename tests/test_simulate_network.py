@@ -11,7 +11,7 @@ from mooncake_jax.simulate.network import Network, fair_rates
 
 
 def run(network, events):
-    while events.next_time is not None:
+    while events._heap:
         events.advance()
         network.check()
 

@@ -89,6 +89,7 @@ class KVCachePool:
         self._holders: dict[bytes, int] = {}  # of each block that is found: the bits of its nodes
         self._on_change = on_change
         self.counts: Counter[tuple[str, Cause]] = Counter()  # changes until now, by tier and cause
+        self.unwritten = 0  # blocks that SSDs could not store
 
     # --- finding
 
@@ -222,6 +223,7 @@ class KVCachePool:
         for key in stored:
             self._changed(node, SSD, key, Cause.LANDED)
         failed = tuple(block.key for block in asked if block.key not in stored)  # parts of them may be there
+        self.unwritten += len(failed)
         following = self._write_next(node)
         return dataclasses.replace(following, dropped=(*failed, *following.dropped))
 

@@ -7,6 +7,7 @@ makes the other ranks instances, runs Conductor, and writes the results.
 import dataclasses
 import importlib
 import math
+import os
 import re
 import signal
 import sys
@@ -140,6 +141,8 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"{unknown[0]!r} is no flag: flags are written --name=value")
     if under_mpi():
         mpi4py.rc.finalize = False  # ranks leave MPI under a deadline of their own
+        # MPICH's UCX warns of windows that are not freed, which would take all ranks, those that are dead too.
+        os.environ.setdefault("UCX_LOG_LEVEL", "error")
         signal.alarm(MPI_START_DEADLINE_S)  # MPI_Init waits for ever for a rank that died before it
         run_rank = importlib.import_module("mooncake_jax.commands.replay_rank").run_rank  # importing it starts MPI
         return run_rank(make_plan)

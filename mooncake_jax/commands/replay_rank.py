@@ -151,7 +151,8 @@ def _report(
 def _pool(pool: KVCachePool) -> dict[str, Any]:
     """For the summary: blocks found at the end, and how many began or ceased to be found, by tier and cause."""
     changes = {tier: {cause: pool.counts[tier, cause] for cause in Cause if pool.counts[tier, cause]} for tier in TIERS}
-    return {"blocks": {node: dict(zip(TIERS, counts)) for node, counts in pool.blocks().items()}, "changes": changes}
+    blocks = {node: dict(zip(TIERS, counts)) for node, counts in pool.blocks().items()}
+    return {"blocks": blocks, "changes": changes, "unwritten": pool.unwritten}
 
 
 def _prefill_mfu(plan: Plan, ready: dict[str, Ready], conductor: Conductor, duration: float) -> dict[str, Any]:
