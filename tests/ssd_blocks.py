@@ -82,3 +82,10 @@ def tmpfs(folder, options):
         yield folder
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(folder):
+    """Somebody else takes what is left of the disk."""
+    with pytest.raises(OSError, match="No space left"), (folder / "others").open("wb", buffering=0) as others:
+        while True:
+            others.write(bytes(1024))

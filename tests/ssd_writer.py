@@ -1,4 +1,4 @@
-"""Puts, rewrites and deletes blocks until it is killed: run by test_cache_ssd.py, which imports what both must know.
+"""Puts, rewrites and deletes blocks until it is killed. test_cache_ssd_long.py runs it and imports what both must know.
 
 Arguments: folder, first number. Prints a line for each thing it has asked for, and one when it is done.
 """

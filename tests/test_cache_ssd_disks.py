@@ -17,6 +17,7 @@ from ssd_blocks import (
     assert_readable,
     block,
     file_of,
+    fill,
     key,
     opened,
     put,
@@ -30,18 +31,27 @@ from mooncake_jax.errors import UsageError
 
 
 def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path):
-    with tmpfs(tmp_path / "disk", "size=200k") as folder, opened(folder) as store:
-        results = [store.put(key(i), block(i)).result() for i in range(60)]
-        stored = [i for i, result in enumerate(results) if result == DONE]
-        assert 10 < len(stored) < 60
-        failed = next(result for result in results if result != DONE)
-        assert failed.status == Status.FAILED and "No space left" in failed.reason and "\n" not in failed.reason
+    with tmpfs(tmp_path / "disk", "size=400k") as folder, opened(folder) as store:
+        stored = range(10)
+        put(store, *stored)
+        fill(folder)
+        for number in range(10, 15):
+            failed = store.put(key(number), block(number)).result()
+            assert failed.status == Status.FAILED and "No space left" in failed.reason and "\n" not in failed.reason
         assert len(store.keys()) == len(list((folder / MODEL_FOLDER).glob("c.*"))) == len(stored)
         assert_readable(store, *stored)
-        assert store.put(key(stored[0]), block(99)).result().status == Status.FAILED  # a rewrite: the old one stays
+        assert store.put(key(0), block(99)).result().status == Status.FAILED  # a rewrite: the old one stays
         assert_readable(store, *stored)
-        assert store.delete(key(stored[0])).result() == DONE
+        assert store.delete(key(0)).result() == DONE
         put(store, 100)
+
+
+def test_no_more_is_put_than_the_disk_had_room_for(tmp_path):
+    with tmpfs(tmp_path / "disk", "size=200k") as folder, opened(folder) as store:
+        statuses = [store.put(key(number), block(number)).result().status for number in range(60)]
+        assert set(statuses) == {Status.DONE, Status.REFUSED}
+        assert 10 < statuses.count(Status.DONE) and store.capacity_blocks <= statuses.count(Status.DONE)
+        assert disk_bytes(folder) <= 200 << 10
 
 
 def test_a_file_size_limit_fails_the_put_and_nothing_else(tmp_path):
@@ -127,17 +137,15 @@ def test_a_folder_that_cannot_be_is_a_usage_error(tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
-def test_damaged_metadata_is_a_usage_error_and_its_remedy_works(tmp_path):
+def test_damaged_metadata_is_written_anew(tmp_path):
     with opened(tmp_path) as store:
         put(store, 0)
     metadata = tmp_path / MODEL_FOLDER / "zarr.json"
-    metadata.write_text("{")
-    with pytest.raises(UsageError, match="zarr.json: cannot be used .*; remove it") as caught:
-        SSDStore(tmp_path, LAYOUT, MODEL, ROOMY)
-    assert "\n" not in str(caught.value)
-    metadata.unlink()
-    with opened(tmp_path) as store:
-        assert_readable(store, 0)
+    whole = metadata.read_text()
+    for damage in ("", "{", whole[:-20], whole.replace("float", "int").replace("bfloat16", "uint16")):
+        metadata.write_text(damage)
+        with opened(tmp_path) as store:
+            assert_readable(store, 0)
 
 
 def test_a_folder_serves_one_process_at_a_time(tmp_path):

@@ -112,6 +112,15 @@ def test_a_failed_prefill_fails_its_request_alone():
     assert "made to fail" in outcomes["2"].reason
 
 
+def test_a_prefill_that_finds_a_block_damaged_as_it_loads_it_is_done_again():
+    prompt = ids(23, 160)
+    requests = [make_request(i, prompt, arrival=5.0 * i) for i in range(3)]
+    cluster = run(make_actors(), requests, rotting={"1"})
+    assert [o.status for o in cluster.outcomes.values()] == [COMPLETED] * 3
+    assert cluster.outcomes["1"].token_ids == cluster.outcomes["0"].token_ids
+    assert not any(cluster.held.get(node) for node in cluster.held)
+
+
 def test_an_expired_request_fails_once_and_frees_everything():
     requests = [make_request(i, ids(i, 900)) for i in range(6)]
     outcomes = run(make_actors(prefill=1, timeout=2.0), requests).outcomes

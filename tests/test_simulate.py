@@ -10,11 +10,12 @@ import pytest
 from simulated import BLOCK, BYTES_PER_TOKEN, COST, LAYERS, RATE, by_id, make_config, make_request, outcomes
 from simulated import random_requests as some
 
-from mooncake_jax.cluster.record import Recorded
+from mooncake_jax.cluster.record import Recorded, decode, digest
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED
 from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.simulate.actors import make_actors
-from mooncake_jax.simulate.run import simulate
+from mooncake_jax.simulate.group import GroupCost
+from mooncake_jax.simulate.run import Stuck, simulate
 
 
 def layer_wise(tokens, prefix=0):
@@ -107,6 +108,14 @@ def test_a_pipeline_passes_chunks_on():
     assert [found[str(i)].ttft_s for i in range(3)] == pytest.approx([6 * tick, 10 * tick, 14 * tick], rel=1e-9)
 
 
+def test_conductor_believes_of_a_pipeline_what_it_takes():
+    linear = PolynomialCost((0.0, 1e-3, 0.0), (0.01, 0.0, 0.0), (0.0, 0.0))
+    for tokens in (90, 400):
+        config = make_config(prefill=1, stages=3, prefill_chunk=100, without=frozenset({"overlap", "network"}))
+        found = by_id(simulate(config, linear, [make_request("a", tokens, output=1)]))
+        assert found["a"].ttft_s == pytest.approx(GroupCost(linear, 3, 100).prefill(tokens, 0), rel=1e-9)
+
+
 def test_single_server_queue_waits_as_theory_says():
     """M/D/1: the mean wait is rho S / (2 (1 - rho))."""
     rng, at, requests = random.Random(3), 0.0, []
@@ -135,8 +144,23 @@ def test_requests_that_fit_nowhere_are_rejected_and_the_rest_runs():
 def test_expired_requests_keep_what_they_got():
     requests = [make_request(i, 60, output=40) for i in range(8)]
     found = outcomes(requests, request_timeout=0.3, dram=1000)
-    assert {o.status for o in found.values()} == {COMPLETED, FAILED} or {o.status for o in found.values()} == {FAILED}
-    assert any(0 < o.output_tokens < 40 for o in found.values())
+    assert {outcome.status for outcome in found.values()} == {FAILED}
+    assert any(0 < outcome.output_tokens < 40 for outcome in found.values())
+
+
+class Mute:
+    def handle(self, message, now):
+        return []
+
+
+def test_a_run_in_which_nothing_happens_any_more_says_who_waits():
+    requests = [make_request(i, 60) for i in range(7)]
+
+    def host(node, actor):
+        return Mute() if node.startswith("prefill") else actor
+
+    with pytest.raises(Stuck, match=r"7 requests wait for it \(0, 1, 2, 3, 4, ...\); 7 are dispatched"):
+        simulate(make_config(), COST, requests, host=host)
 
 
 def test_an_empty_run_ends_at_once():
@@ -161,8 +185,6 @@ def test_a_recorded_run_handled_again_gives_the_same_actions():
         return Recorded(node, actor, lambda line: lines.append(json.loads(line)))
 
     simulate(config, COST, some(2, 60), host=host)
-    from mooncake_jax.cluster.record import decode, digest
-
     fresh = make_actors(config, COST)
     for line in lines:
         actions = fresh[line["node"]].handle(decode(line["message"]), line["now"])

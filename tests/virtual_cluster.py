@@ -89,12 +89,14 @@ def make_actors(
 
 
 class VirtualCluster:
-    """failing: ids of requests whose prefill fails; damaged: keys that no SSD can read or write; ssd: what lies there,
+    """failing: ids of requests whose prefill fails; rotting: of those that find a block damaged as they load it, once;
+    damaged: keys that no SSD can read or write; ssd: what lies there,
     by node, and is kept. Checks every actor's invariants before each event.
     """
 
-    def __init__(self, actors, requests, failing=(), damaged=(), ssd=None):
+    def __init__(self, actors, requests, failing=(), damaged=(), rotting=(), ssd=None):
         self.actors, self.failing, self.damaged = actors, failing, damaged
+        self.rotting = set(rotting)
         self.ssd = {} if ssd is None else ssd
         self.heap, self.ties = [], itertools.count()
         self.outcomes, self.log, self.dead, self.held = {}, [], set(), {}
@@ -167,6 +169,10 @@ class VirtualCluster:
         self.held.setdefault(run.decoding, {})[run.dispatch] = request  # its first pieces arrive while it is computed
         if request.id in self.failing:
             self.push(now + seconds, node, PrefillFailed(run.dispatch, node, "made to fail"))
+            return
+        if request.id in self.rotting:
+            self.rotting.remove(request.id)
+            self.push(now + seconds, node, PrefillFailed(run.dispatch, node, "a block was damaged", again=True))
             return
         stored = tuple(run.blocks[i] for i in run.missing)
         self.push(now + seconds, node, PrefillDone(run.dispatch, node, reused, seconds, stored))

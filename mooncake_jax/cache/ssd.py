@@ -54,15 +54,18 @@ _DONE = Result(Status.DONE)
 
 
 class SSDStore:
-    """The blocks of one model on one node's SSD. layout: of what this node keeps of a block; fingerprint: the model's,
-    as in block keys; capacity_bytes: what the folder may take on disk in all, other models' blocks included.
+    """The blocks of one model on one node's SSD. layout: of what this node keeps of a block, from the model's
+    first_layer on; fingerprint: the model's, as in block keys; capacity_bytes: what the folder may take on disk in all,
+    other models' blocks included, if the disk has so much.
 
     Opening lists what is there, and drops what is torn. Raises UsageError if the folder cannot be used, is in use by
     another process, or could not hold a single block. If more is there than the capacity, it is listed all the same,
     and nothing can be put until enough is deleted.
     """
 
-    def __init__(self, folder: Path, layout: BlockLayout, fingerprint: bytes, capacity_bytes: int):
+    def __init__(
+        self, folder: Path, layout: BlockLayout, fingerprint: bytes, capacity_bytes: int, first_layer: int = 0
+    ):
         self.folder, self.layout, self.capacity_bytes = folder, layout, capacity_bytes
         self._mutex = Lock()
         self._last: dict[int, Future] = {}  # by slot, the last of its puts and deletes that has not ended
@@ -72,7 +75,7 @@ class SSDStore:
         self._readers = ThreadPoolExecutor(IN_FLIGHT, "ssd-read")
         self._lock = FolderLock(folder)
         try:
-            self._open(StoredModel(fingerprint, layout))
+            self._open(StoredModel(fingerprint, layout, first_layer))
         except BaseException:
             self._end_threads()
             self._lock.close()

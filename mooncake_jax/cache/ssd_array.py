@@ -56,7 +56,7 @@ class SlotArray:
         self.folder, self.model = folder, model
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._slots = ts.open(_spec(folder, model), open=True, create=True, context=_context()).result()
+            self._slots = self._opened()
             self._index = _shard_index(model)
             self._identity = _identity(folder)
         except OSError as error:
@@ -64,6 +64,12 @@ class SlotArray:
         except ValueError as error:
             what = " ".join(str(error).split())[:200]
             raise UsageError(f"{folder / METADATA}: cannot be used ({what}); remove it or the folder") from None
+
+    def _opened(self) -> ts.TensorStore:
+        """Metadata that cannot be read is written anew: what it says follows from the model, as the folder's name."""
+        if StoredModel.of_folder(self.folder) is None:
+            (self.folder / METADATA).unlink(missing_ok=True)
+        return ts.open(_spec(self.folder, self.model), open=True, create=True, context=_context()).result()
 
     def write(
         self, index: int, key: bytes, parent: bytes | None, block: np.ndarray, expected: np.ndarray | None = None

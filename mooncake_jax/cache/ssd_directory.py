@@ -25,16 +25,18 @@ class _Entry:
 
 
 class Directory:
-    """Of the slots of an array. capacity_bytes: what the folder around it may take, other models' blocks included.
+    """Of the slots of an array. capacity_bytes: what the folder around it may take, other models' blocks included, if
+    the disk has so much now.
 
     spread: a `map` over threads, for reading all headers. Slots without a sound header are deleted.
     """
 
     def __init__(self, array: SlotArray, capacity_bytes: int, spread: Callable[..., Iterable]):
-        self._array, self.capacity_bytes = array, capacity_bytes
+        disk, there = os.statvfs(array.folder), disk_bytes(array.folder.parent)
+        self._array, self.capacity_bytes = array, min(capacity_bytes, there + disk.f_bavail * disk.f_frsize)
         self._mutex = Lock()
         self._claimed = 0  # bytes on disk of what is being written or dropped
-        self._unit = os.statvfs(array.folder).f_frsize
+        self._unit = disk.f_frsize
         self.slot_bytes = self._on_disk(array.model.slot_bytes)
         slots, counts = dict(array.scan()), ReadCounts(array.folder)
         self._entries = {
@@ -45,7 +47,7 @@ class Directory:
         listed = sum(slots[index].st_blocks * 512 for index in self._entries)
         self._fixed = disk_bytes(array.folder.parent) - listed - self._names() - self._counts()
         # The counts' file, and the one that replaces it.
-        self._counts_room = 2 * self._on_disk(reads_bytes(capacity_bytes // self.slot_bytes))
+        self._counts_room = 2 * self._on_disk(reads_bytes(self.capacity_bytes // self.slot_bytes))
 
     def _recover(self, slot: tuple[int, os.stat_result]) -> Header | None:
         index, status = slot

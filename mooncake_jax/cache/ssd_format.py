@@ -16,7 +16,7 @@ import xxhash
 from mooncake_jax.cache.keys import KEY_BYTES
 from mooncake_jax.cache.layout import BlockLayout
 
-VERSION = 1
+VERSION = 2
 INDEX_BITS = 60  # TensorStore takes larger array shapes for infinite ones
 METADATA = "zarr.json"
 READS = "reads"  # how often blocks have been read (ssd_reads.py)
@@ -43,10 +43,19 @@ class SlotFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """Whose blocks they are: fingerprint of the model as in block keys, and the blocks' layout."""
+    """Whose blocks they are: fingerprint of the model as in block keys, the layout of what is kept of each, and the
+    model's layer that this begins with.
+    """
 
     fingerprint: bytes
     layout: BlockLayout
+    first_layer: int = 0
+
+    @property
+    def whole(self) -> tuple:
+        """Equal for all parts of the same blocks."""
+        one = self.layout
+        return (self.fingerprint, one.tokens, one.kv_heads, one.head_dim, one.dtype)
 
     @property
     def digest(self) -> bytes:
@@ -72,14 +81,19 @@ class StoredModel:
         return self.layout.layers * (self.row_bytes + 16) + 4
 
     def to_json(self) -> dict:
-        return {"version": VERSION, "fingerprint": self.fingerprint.hex(), "layout": asdict(self.layout)}
+        return {
+            "version": VERSION,
+            "fingerprint": self.fingerprint.hex(),
+            "layout": asdict(self.layout),
+            "first_layer": self.first_layer,
+        }
 
     @classmethod
     def of_folder(cls, folder: Path) -> "StoredModel | None":
         """Whose blocks a folder holds; None if that cannot be told."""
         try:
             fields = json.loads((folder / METADATA).read_bytes())["attributes"][ATTRIBUTES]
-            model = cls(bytes.fromhex(fields["fingerprint"]), BlockLayout(**fields["layout"]))
+            model = cls(bytes.fromhex(fields["fingerprint"]), BlockLayout(**fields["layout"]), fields["first_layer"])
             return model if model.name == folder.name else None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, ZeroDivisionError):
             return None

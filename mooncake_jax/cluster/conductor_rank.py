@@ -72,7 +72,7 @@ class ConductorRank(Rank):
         self.interrupted = False
         self._alive = set(range(1, comm.Get_size()))
         self._lost: set[str] = set()  # instances
-        self._warned: set[str] = set()  # instances whose SSD has failed
+        self._warned: set[tuple[str, str]] = set()  # instances and how their SSD has failed
         self._sent_bytes: dict[int, int] = {}  # by rank
         self._arriving: dict[str, Request] = {}  # not given to Conductor yet
         self._unended = 0
@@ -100,6 +100,8 @@ class ConductorRank(Rank):
                     ready[message.node] = message
                     warmed = f"{message.compiled} shapes warmed up in {message.warm_up_s:.1f} s"
                     say(f"{message.node} is ready, {warmed} ({len(ready)} of {len(self.nodes) - 1})")
+                    if message.ssd_blocks or message.ssd_foreign:
+                        say(f"{message.node}: {_ssd_line(message)}")
                     if message.dram is not None:
                         say(f"{message.node}: other prefill instances' DRAM is {message.dram}")
                 case Ping(node, sent):
@@ -141,6 +143,8 @@ class ConductorRank(Rank):
             self.at(request.arrival, Arrived(request, limits.why_invalid(request)))
         recorded = Recorded(self.node, conductor, lambda line: results.add_events([line]))
         serve({self.node: recorded}, self)
+        if conductor.reservations.writing and not self.interrupted:
+            print("mooncake-jax: the run is over before SSDs had stored all blocks", file=sys.stderr, flush=True)
         return self._ended_at
 
     def _report_ssd(self, instance: str, contents: SSDContents) -> None:
@@ -191,9 +195,12 @@ class ConductorRank(Rank):
         return False, received
 
     def _warn(self, node: str, reason: str) -> None:
-        """Once a node: a disk that fails once fails often. summary.json counts them all."""
-        if node not in self._warned:
-            self._warned.add(node)
+        """Once a node and kind: a disk that fails once fails often. summary.json counts the blocks that could not be
+        read or written.
+        """
+        kind = node, reason.partition(",")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
             print(f"mooncake-jax: {node}: {reason}", file=sys.stderr, flush=True)
 
     def _lose(self, rank: int) -> Message | None:
@@ -241,3 +248,10 @@ def fit_cost(measured: Sequence[Measured]) -> PolynomialCost:
         fit_step([point for m in measured for point in m.step]),
         fit_transfer([point for m in measured for point in m.transfer]),
     )
+
+
+def _ssd_line(ready: Ready) -> str:
+    line = f"its SSD tier has room for {ready.ssd_blocks} blocks and holds {len(ready.ssd_stored)}"
+    if ready.ssd_foreign:
+        line += f"; other models' take {ready.ssd_foreign / 2**20:.1f} MiB, which `mooncake-jax pool purge` frees"
+    return line

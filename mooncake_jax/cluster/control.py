@@ -44,6 +44,7 @@ class Ready:
     dram: str | None  # how it reads other instances' DRAM, as measured; None if it does not
     ssd_blocks: int  # that its SSD tier may hold; 0 without one
     ssd_stored: tuple[tuple[bytes, bytes | None], ...]  # (key, parent's key) of those there, the least recent first
+    ssd_foreign: int  # bytes that other models' blocks take of its SSD
     measured: Measured
     step: tuple[float, float, float] | None  # a decoding instance's step_coefficients, fitted to what it measured
     compiled: int  # shapes its engine has compiled, or found compiled on disk
@@ -136,6 +137,8 @@ class EmptyTick:
 class StageDone:
     """This stage's layers are computed, stored and sent or, with a reason, are not.
 
+    damaged: because a block that was to be reused is no longer sound.
+
     top_logits: of the first output token, from the last stage.
     """
 
@@ -143,6 +146,7 @@ class StageDone:
     stage: int
     reason: str | None = None
     top_logits: tuple[tuple[int, float], ...] = ()
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ time; the target stores each as it lands and reports when the last layer is in.
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,14 @@ class BlockCopies:
     # --- at the target
 
     def fetch(self, action: FetchBlocks) -> None:
-        self._thread.submit(self._fetch, action)
+        self._thread.submit(self._or_give_up, action.dispatch, self._fetch, action)
+
+    def _or_give_up(self, dispatch: int, work: Callable, *arguments: Any) -> None:
+        """Whatever happens is answered: blocks are pinned until then."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            self._finish(dispatch, (), f"{self.node}: {type(error).__name__}: {error}")
 
     def _fetch(self, action: FetchBlocks) -> None:
         copy = action.replication
@@ -78,7 +86,7 @@ class BlockCopies:
         return [np.empty(shape, layout.raw)]
 
     def on_buffers(self, header: BlocksLayer, kv: np.ndarray) -> None:
-        self._thread.submit(self._store_layer, header, kv)
+        self._thread.submit(self._or_give_up, header.dispatch, self._store_layer, header, kv)
 
     def abandon(self, dispatch: int, reason: str) -> None:
         """No more layers will come. Answered after those that did come are stored: their slots are given away then."""

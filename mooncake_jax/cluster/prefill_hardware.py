@@ -113,7 +113,8 @@ class PrefillHardware:
         run, reuse = running.entered.run, running.entered.reuse
         reason = _reason(ends)
         if reason is not None:
-            self._post(PrefillFailed(run.dispatch, self.node, reason))
+            again = any(end.damaged for end in ends)
+            self._post(PrefillFailed(run.dispatch, self.node, reason, again))
             return
         self._post(
             PrefillDone(

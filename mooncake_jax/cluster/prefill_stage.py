@@ -6,6 +6,7 @@ beside the engine. Whatever fails ends the request at hand; only an engine that 
 stages, since they compute together.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_jax.cache.messenger import PeerLost
+from mooncake_jax.cache.slots import NotWhole
 from mooncake_jax.cache.ssd import SSDStore
 from mooncake_jax.cache.store import BlockStore
 from mooncake_jax.cluster.control import (
@@ -93,7 +95,12 @@ class PrefillStage:
             self._ssd.close(deadline_s)
 
     def _check(self, check: CheckBlocks) -> None:
-        self._report(BlocksChecked(check.dispatch, self.stage, self._store.sound(check.blocks)))
+        try:
+            sound = self._store.sound(check.blocks)
+        except Exception as error:  # answered all the same, or the request would wait for its deadline
+            print(f"mooncake-jax: {self.node}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            sound = 0
+        self._report(BlocksChecked(check.dispatch, self.stage, sound))
 
     # --- on the engine's thread
 
@@ -150,6 +157,8 @@ class PrefillStage:
             self._fail(export, f"{run.decoding} is lost")
         except TimeoutError:
             self._fail(export, f"its KVCache was not sent within {self._deadline_s:g} s")
+        except NotWhole as error:
+            self._fail(export, f"a block to reuse was damaged: {error}", damaged=True)
         except Exception as error:
             self._fail(export, f"{type(error).__name__}: {error}")
         else:
@@ -161,10 +170,10 @@ class PrefillStage:
         self._links.send(run.decoding, KVCacheSent(run.dispatch, run.request, first.token, logprobs))
         return first.top_logits
 
-    def _fail(self, export: Export, reason: str) -> None:
+    def _fail(self, export: Export, reason: str, damaged: bool = False) -> None:
         """Conductor gives the slots away when it hears of this: nothing may write them any more."""
         wait([self._export_thread.submit(int)], self._deadline_s)
-        self._report(StageDone(export.run.dispatch, self.stage, reason))
+        self._report(StageDone(export.run.dispatch, self.stage, reason, damaged=damaged))
 
     # --- called on the messenger's thread
 

@@ -1,6 +1,5 @@
 """How a rank becomes what it is told to be: a stage of a prefill instance, or a decoding instance."""
 
-import hashlib
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +77,7 @@ def _become_decoding(member: Member, config: ClusterConfig, path: Location) -> R
     if config.lends_dram:
         member.lend(0)  # all ranks make the window
     fingerprint = model_fingerprint(path, config.dtype)
-    ready = Ready(member.node, fingerprint, 0, None, 0, (), measured, step, engine.compile_count, warm_up_s)
+    ready = Ready(member.node, fingerprint, 0, None, 0, (), 0, measured, step, engine.compile_count, warm_up_s)
     return actor, hardware, ready
 
 
@@ -96,7 +95,7 @@ def _become_stage(member: Member, config: ClusterConfig, path: Location, longest
     store = BlockStore(slots, layout, _dram(member, config, BlockStore.bytes_needed(slots, layout)))
     fingerprint = model_fingerprint(path, config.dtype)
     ssd = _open_ssd(member, config, layout, fingerprint, engine.layers)
-    ssd_blocks = ssd.capacity_blocks if ssd is not None else 0
+    ssd_blocks, foreign = (ssd.capacity_blocks, ssd.foreign_bytes) if ssd is not None else (0, 0)
     reads = member.lent.note if member.lent is not None else None
     ready = Ready(
         member.node,
@@ -105,6 +104,7 @@ def _become_stage(member: Member, config: ClusterConfig, path: Location, longest
         reads,
         ssd_blocks,
         _stored(ssd),
+        foreign,
         measured,
         None,
         engine.compile_count,
@@ -143,8 +143,7 @@ def _open_ssd(
     """What other layers of the same model have stored is as foreign as another model's."""
     if config.ssd_dir is None:
         return None
-    part = hashlib.sha256(fingerprint + f"layers {layers[0]} to {layers[-1]}".encode()).digest()
-    return SSDStore(Path(config.ssd_dir) / member.node, layout, part, config.ssd_mib << 20)
+    return SSDStore(Path(config.ssd_dir) / member.node, layout, fingerprint, config.ssd_mib << 20, layers[0])
 
 
 def _stored(ssd: SSDStore | None) -> tuple[tuple[bytes, bytes | None], ...]:

@@ -5,6 +5,7 @@ of the disk is an answer like any other. Reads land in the slots of DRAM themsel
 it is told of their end, however long the disk takes.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -27,27 +28,44 @@ class StageSSD:
         self._writing = ThreadPoolExecutor(1, "write-behind")
 
     def promote(self, action: PromoteBlocks) -> None:
-        self._reading.submit(self._promote, action)
+        self._reading.submit(self._answer_promotion, action)
 
     def write(self, order: StoreOnSSD) -> None:
-        self._writing.submit(self._write, order)
+        self._writing.submit(self._answer_order, order)
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Blocks that only some stages have kept."""
         self._writing.submit(self._delete, keys)
 
     def close(self, deadline_s: float) -> None:
-        """Let what is being written end, for so long at most."""
+        """Let what is being written end, for so long at most; a disk that stands still is left to itself."""
         wait([self._writing.submit(int)], deadline_s)
-        self._ssd.close()
+        closing = threading.Thread(target=self._ssd.close, name="close the SSD tier", daemon=True)
+        closing.start()
+        closing.join(deadline_s)
 
-    def _promote(self, action: PromoteBlocks) -> None:
+    def _answer_promotion(self, action: PromoteBlocks) -> None:
+        """Whatever happens: the blocks are pinned until then."""
+        try:
+            read, reason = self._promote(action)
+        except Exception as error:
+            read, reason = (), _unexpected(error)
+        self._report(StagePromoted(action.dispatch, self._stage, read, reason))
+
+    def _answer_order(self, order: StoreOnSSD) -> None:
+        try:
+            written, reason = self._write(order)
+        except Exception as error:
+            written, reason = (), _unexpected(error)
+        if order.blocks:
+            self._report(StageWritten(order.number, self._stage, written, reason))
+
+    def _promote(self, action: PromoteBlocks) -> tuple[tuple[Block, ...], str | None]:
         self._store.claim(action.blocks)
         layers = range(self._store.layout.layers)
         reads = [self._ssd.read(block.key, layers, self._store.block(block.slot)) for block in action.blocks]
         done, reason = _ended(action.blocks, reads)
-        read = tuple(block for block in done if self._adopt(block))
-        self._report(StagePromoted(action.dispatch, self._stage, read, reason))
+        return tuple(block for block in done if self._adopt(block)), reason
 
     def _adopt(self, block: Block) -> bool:
         sums = self._ssd.sums(block.key)
@@ -55,19 +73,21 @@ class StageSSD:
             self._store.adopt(block, sums)
         return sums is not None
 
-    def _write(self, order: StoreOnSSD) -> None:
+    def _write(self, order: StoreOnSSD) -> tuple[tuple[bytes, ...], str | None]:
         self._delete(order.dropped)  # first, for they leave the room that the others need
-        if not order.blocks:
-            return
         writes = [
             self._ssd.put(block.key, self._store.block(block.slot), parent, self._store.sums(block.slot))
             for block, parent in zip(order.blocks, order.parents)
         ]
         done, reason = _ended(order.blocks, writes)
-        self._report(StageWritten(order.number, self._stage, tuple(block.key for block in done), reason))
+        return tuple(block.key for block in done), reason
 
     def _delete(self, keys: Iterable[bytes]) -> None:
         wait([self._ssd.delete(key) for key in keys])
+
+
+def _unexpected(error: Exception) -> str:
+    return f"SSD tier: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _ended(blocks: Sequence[Block], futures: Sequence[Future]) -> tuple[list[Block], str | None]:

@@ -32,7 +32,12 @@ def _define() -> None:
     kwargs = {"flag_values": FLAGS}
     flags.DEFINE_string("ssd_dir", None, "a node's SSD folder, or the folder that holds those of all", **kwargs)
     flags.DEFINE_bool("damaged", False, "purge: remove the blocks that `verify` names", **kwargs)
-    flags.DEFINE_string("foreign_to", None, "purge: keep this model, as `stats` names it, and remove others", **kwargs)
+    flags.DEFINE_string(
+        "foreign_to",
+        None,
+        "purge: keep this model, as `stats` names it, with all its layers, and remove others",
+        **kwargs,
+    )
     flags.DEFINE_bool("all", False, "purge: remove all blocks of all models", **kwargs)
     flags.DEFINE_bool("yes", False, "purge: do it; without this flag it only says what it would remove", **kwargs)
 
@@ -69,7 +74,7 @@ class _Stored:
 def main(arguments: list[str]) -> int:
     actions = FLAGS(["pool", *arguments])[1:]
     if len(actions) != 1 or actions[0] not in _ACTIONS:
-        raise UsageError(f"pool {' '.join(actions)}: say what to do, one of {', '.join(_ACTIONS)}")
+        raise UsageError(f"{' '.join(['pool', *actions])}: say what to do, one of {', '.join(_ACTIONS)}")
     if not FLAGS.ssd_dir:
         raise UsageError("--ssd_dir is missing; give --ssd_dir=FOLDER")
     folders = _folders(Path(FLAGS.ssd_dir))
@@ -178,8 +183,9 @@ def _purge_damaged(folders: list[_Folder]) -> int:
 def _purge_models(folders: list[_Folder]) -> int:
     going = folders
     if FLAGS.foreign_to is not None:
-        going = [folder for folder in folders if not folder.path.name.startswith(FLAGS.foreign_to or "-")]
-        if len(going) == len(folders):
+        kept = {f.model.whole for f in _readable(folders) if f.path.name.startswith(FLAGS.foreign_to or "-")}
+        going = [folder for folder in folders if folder.model is None or folder.model.whole not in kept]
+        if not kept:
             raise UsageError(f"--foreign_to={FLAGS.foreign_to}: no such model is there; see `mooncake-jax pool stats`")
     size = sum(disk_bytes(folder.path) for folder in going)
     for folder in going:
@@ -235,7 +241,8 @@ def _whose(model: StoredModel | None) -> tuple[str, str]:
     if model is None:
         return "cannot be told", ""
     one = model.layout
-    shape = f"{one.layers} layers, {one.tokens} tokens, {one.kv_heads} KV heads of {one.head_dim}, {one.dtype}"
+    layers = f"layers {model.first_layer} to {model.first_layer + one.layers - 1}"
+    shape = f"{layers}, {one.tokens} tokens, {one.kv_heads} KV heads of {one.head_dim}, {one.dtype}"
     return shape, model.fingerprint.hex()[:_SHOWN]
 
 

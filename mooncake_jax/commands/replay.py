@@ -205,6 +205,8 @@ def _check_flags() -> None:
         raise UsageError(f"--prefill_mfu_floor={FLAGS.prefill_mfu_floor}: a share of the peak is above 0, at most 1")
     if FLAGS.peak_tflops is not None and not 0 < FLAGS.peak_tflops < math.inf:
         raise UsageError(f"--peak_tflops={FLAGS.peak_tflops}: it must be above 0; leave it out to have it measured")
+    if FLAGS.ssd_dir == "":
+        raise UsageError("--ssd_dir= is empty; name a folder, or leave it out for no SSD tier")
     if FLAGS["ssd_mib"].present and not FLAGS.ssd_dir:
         raise UsageError(f"--ssd_mib={FLAGS.ssd_mib} is for the SSD tier: give --ssd_dir=FOLDER too")
     if FLAGS.link_gbps is not None and not LEAST_GBPS <= FLAGS.link_gbps <= MOST_GBPS:

@@ -111,12 +111,14 @@ def main(arguments: list[str]) -> int:
     make_actors(config, believed)  # before the trace is read: a policy may not be there
     requests = keyed_requests(_rows(), FLAGS.speed)
     results = Results(out, events=FLAGS.events)
-    gc.freeze()  # what has been read stays
+    gc.disable()  # a run makes millions of objects, and no cycles of them
     try:
         run = _simulate(config, cost, believed, requests, results)
     except Stuck as error:
         print(f"mooncake-jax simulate: {error}; what had ended by then is in {out}", file=sys.stderr)
         return EXIT_FAILED
+    finally:
+        gc.enable()
     _report(config, run, requests, results)
     return 0
 

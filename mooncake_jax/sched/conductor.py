@@ -164,7 +164,11 @@ class Conductor:
             entry = self._current(message.dispatch)
             if entry is not None and self._alive(attempt.decoding):  # it may hold KVCache that will never be whole
                 actions.append(Send(attempt.decoding, Cancel(message.dispatch)))
-            actions += self._end(entry, FAILED, f"{message.node}: {message.reason}")
+            if entry is not None and message.again:
+                self._leave_decoding(message.dispatch)
+                actions += self._dispatch(entry.request, now)
+            else:
+                actions += self._end(entry, FAILED, f"{message.node}: {message.reason}")
         self._forget_if_over(message.dispatch)
         return actions
 
@@ -194,21 +198,17 @@ class Conductor:
         entry.token_times.append(at)
         entry.logprobs.append(token.logprobs)
         decoding = self.attempts[token.dispatch].decoding
-        self.view.token(token.dispatch, decoding, at)
+        self.view.tokens([token.dispatch], decoding, at)
         return self._complete(entry, at) if token.last else []
 
     def _deliver_steps(self, steps: StepsDecoded) -> list[Action]:
         """What _deliver() would do for each of their tokens."""
-        actions: list[Action] = []
-        for dispatch in steps.dispatches:
-            entry = self._current(dispatch)
-            if entry is None:
-                continue
+        entries = [entry for dispatch in steps.dispatches if (entry := self._current(dispatch)) is not None]
+        for entry in entries:
             entry.token_times += steps.times
-            self.view.token(dispatch, steps.node, steps.times[0], len(steps.times))
-            if dispatch in steps.ended:
-                actions += self._complete(entry, steps.times[-1])
-        return actions
+        self.view.tokens([entry.dispatch for entry in entries], steps.node, steps.times[0], len(steps.times))
+        ended = [entry for entry in entries if entry.dispatch in steps.ended]
+        return [action for entry in ended for action in self._complete(entry, steps.times[-1])]
 
     def _complete(self, entry: _Open, at: float) -> list[Action]:
         """Its last token came at that time."""

@@ -5,6 +5,7 @@ to the same instance. Knows nothing of output lengths.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -54,15 +55,17 @@ class DecodingLoad:
             self.requests[dispatch].ready = now
             self.requests[dispatch].prefilled = True
 
-    def token(self, dispatch: int, at: float, count: int = 1) -> None:
-        """It got a token of output at that time, or so many from then on."""
-        request = self.requests.get(dispatch)
-        if request is None:
-            return
-        if request.first_token is None:
-            request.first_token = at
-        request.produced += count
-        self.context += count
+    def tokens(self, dispatches: Sequence[int], at: float, count: int = 1) -> None:
+        """Each of them got a token of output at that time, or so many from then on."""
+        requests = self.requests
+        for dispatch in dispatches:
+            request = requests.get(dispatch)
+            if request is None:
+                continue
+            if request.first_token is None:
+                request.first_token = at
+            request.produced += count
+            self.context += count
 
     def remove(self, dispatch: int) -> None:
         """It has ended, however."""

@@ -61,9 +61,14 @@ class PrefillDone:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFailed:
+    """again: a block that was to be reused turned out damaged only as it was loaded; without it the prefill can be
+    done.
+    """
+
     dispatch: int
     node: str
     reason: str
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ class PrefillInstance:
         return actions
 
     def _take_ready(self) -> StartPrefill | None:
+        if not self.promoting and not self.copying:
+            return self.queue.pop(0) if self.queue else None
         awaited = (*self.promoting.values(), *self.copying.values())
         coming = {block for blocks in awaited for block in blocks}
         for position, start in enumerate(self.queue):

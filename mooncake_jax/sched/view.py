@@ -5,6 +5,7 @@ is one attempt to serve a request. Knows nothing of policies.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -146,10 +147,10 @@ class ClusterView:
             if not self._sending[copy.source]:
                 del self._sending[copy.source]
 
-    def token(self, number: int, decoding: str, at: float, count: int = 1) -> None:
-        """A request got a token of output, or so many from then on."""
+    def tokens(self, numbers: Sequence[int], decoding: str, at: float, count: int = 1) -> None:
+        """These requests got a token of output each, or so many from then on."""
         if (load := self.decoding.get(decoding)) is not None:
-            load.token(number, at, count)
+            load.tokens(numbers, at, count)
 
     def decoding_seconds(self, number: int, decoding: str, at: float) -> float:
         """From its first token until `at`."""

@@ -8,6 +8,8 @@ decoding instance handles anything, it is itself.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from mooncake_jax.request import Outcome, Request
 from mooncake_jax.sched.actions import (
@@ -67,68 +69,81 @@ class SimulatedCluster:
         }
         self.unended = {request.id for request in requests}
         self.last_ended = 0.0
-        self._arriving = [(r.arrival, Arrived(r, invalid.get(r.id))) for r in reversed(requests)]
+        self._arriving = [(r, Arrived(r, invalid.get(r.id))) for r in reversed(requests)]
+        self._await_next()
         self._due: tuple[str, Message] | None = None  # once all that is to happen soon has happened
-        self._perform: dict[type, Callable[[str, Action, float], None]] = {
-            Send: self._send,
-            Later: self._later,
-            Report: self._report,
-            RunPrefill: lambda node, action, now: self.prefill[node].run(action, now),
-            FetchBlocks: lambda node, action, now: self.prefill[node].fetch(action, now),
-            PromoteBlocks: lambda node, action, now: self.prefill[node].promote(action, now),
-            WriteBlocks: lambda node, action, now: self.prefill[node].write(action, now),
-            LoadKVCache: lambda node, action, now: self.decoding[node].load(action, now),
-            RunStep: lambda node, action, now: self.decoding[node].run(action.batch, now),
-            DropKVCache: lambda node, action, now: self.decoding[node].drop(action.dispatch),
+        self._do = self._performers()
+        self._catch_up: dict[str, Callable[[Message, float], bool]] = {CONDUCTOR: self._before_conductor}
+        for node, hardware in self.decoding.items():
+            self._catch_up[node] = partial(self._before_decoding, hardware)
+
+    def _performers(self) -> dict[str, dict[type, Callable[[Any, float], None]]]:
+        """By node and kind of action."""
+        conductor = {Send: self._order, Later: self._later, Report: self._report}
+        prefill = {
+            node: {
+                Send: self._tell_conductor,
+                RunPrefill: hardware.run,
+                FetchBlocks: hardware.fetch,
+                PromoteBlocks: hardware.promote,
+                WriteBlocks: hardware.write,
+            }
+            for node, hardware in self.prefill.items()
         }
+        decoding = {
+            node: {
+                Send: self._tell_conductor,
+                LoadKVCache: hardware.load,
+                RunStep: hardware.run,
+                DropKVCache: hardware.drop,
+            }
+            for node, hardware in self.decoding.items()
+        }
+        return {CONDUCTOR: conductor, **prefill, **decoding}
 
     # --- what happens
 
     def next_event(self) -> tuple[float, str, Message] | None:
-        events = self.events
-        while True:
-            if events.soon:
-                node, message = events.soon.popleft()
-                return events.now, node, message
-            if self._due is not None:
-                (node, message), self._due = self._due, None
-                return events.now, node, message
-            if not self._advance():
-                return None
+        events, soon = self.events, self.events.soon
+        while not soon:
+            event, self._due = self._due, None
+            if event is None:
+                event = events.advance()
+                if event is None:
+                    if soon:
+                        break
+                    return None
+                catch_up = self._catch_up.get(event[0])
+                if catch_up is not None and not catch_up(event[1], events.now):
+                    continue
+                if soon:
+                    self._due = event
+                    break
+            return events.now, *event
+        node, message = soon.popleft()
+        return events.now, node, message
 
-    def _advance(self) -> bool:
-        """To the next event; False if there is none."""
-        events = self.events
-        next_time = events.next_time
-        if self._arriving and (next_time is None or self._arriving[-1][0] <= next_time):
-            events.now, message = self._arriving.pop()
-            self._due = CONDUCTOR, message
-        elif next_time is None:
+    def _before_conductor(self, message: Message, now: float) -> bool:
+        """Catch up with what it is going to decide by; False if it need not handle the message."""
+        if type(message) is Arrived:
+            self._await_next()
+        elif type(message) is Expired and message.request_id not in self.unended:  # it would change nothing
             return False
-        else:
-            self._due = events.advance()
-        if self._due is not None:
-            self._catch_up(*self._due)
-        return True
-
-    def _catch_up(self, node: str, message: Message) -> None:
-        """Before this node handles this message."""
-        now = self.events.now
-        if (hardware := self.decoding.get(node)) is not None:
-            hardware.catch_up(now)
-            if type(message) is KVCacheLoaded:
-                hardware.batch_changes()
-        elif type(message) is Expired:
-            if message.request_id not in self.unended:  # it would change nothing
-                self._due = None
-                return
-            self._catch_up_all(now)
-        elif node == CONDUCTOR:
-            self._catch_up_all(now)
-
-    def _catch_up_all(self, now: float) -> None:
         for hardware in self.decoding.values():
             hardware.catch_up(now)
+        return True
+
+    def _before_decoding(self, hardware: DecodingHardware, message: Message, now: float) -> bool:
+        if type(message) is KVCacheLoaded:
+            hardware.batch_changes(now)
+        else:
+            hardware.catch_up(now)
+        return True
+
+    def _await_next(self) -> None:
+        if self._arriving:
+            request, message = self._arriving.pop()
+            self.events.post(request.arrival, CONDUCTOR, message)
 
     def _received(self, node: str, dispatch: int, request: Request, now: float) -> None:
         self.decoding[node].receive(dispatch, request, now)
@@ -136,25 +151,24 @@ class SimulatedCluster:
     # --- what actors ask for
 
     def perform(self, node: str, action: Action, now: float) -> None:
-        self._perform[type(action)](node, action, now)
+        self._do[node][type(action)](action, now)
 
-    def _send(self, node: str, action: Send, now: float) -> None:
-        to, message = action.to, action.message
-        if to == CONDUCTOR:
-            if self._judges_prefilled and type(message) is PrefillDone:
-                self.events.post(now, to, message)
-            else:
-                self.events.soon.append((to, message))
-        elif to in self.decoding:
-            self.events.post(now, to, message)
+    def _tell_conductor(self, action: Send, now: float) -> None:
+        if self._judges_prefilled and type(action.message) is PrefillDone:
+            self.events.post(now, CONDUCTOR, action.message)  # after having caught up with all
         else:
-            self.events.post(now + self._config.decision_s, to, message)
+            self.events.soon.append((CONDUCTOR, action.message))
 
-    def _later(self, node: str, action: Later, now: float) -> None:
+    def _order(self, action: Send, now: float) -> None:
+        """What Conductor wants of an instance."""
+        delay = 0.0 if action.to in self.decoding else self._config.decision_s
+        self.events.post(now + delay, action.to, action.message)
+
+    def _later(self, action: Later, now: float) -> None:
         if action.seconds < math.inf:
-            self.events.post(now + action.seconds, node, action.message)
+            self.events.post(now + action.seconds, CONDUCTOR, action.message)
 
-    def _report(self, node: str, action: Report, now: float) -> None:
+    def _report(self, action: Report, now: float) -> None:
         self.unended.remove(action.outcome.id)
         self.last_ended = now
         self._ended(action.outcome)

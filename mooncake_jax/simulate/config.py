@@ -15,7 +15,12 @@ PARTS = {
     "storing": "moving KVCache from the devices to DRAM takes time",
     "ssd": "reading and writing SSDs takes time",
 }
-_UNLIMITED = ("ttft_slo", "tbt_slo", "request_timeout")  # JSON has no infinity: written as null
+_UNLIMITED = (
+    "ttft_slo",
+    "tbt_slo",
+    "request_timeout",
+    "kvcache_balancing_threshold",
+)  # JSON has no infinity: written as null
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ are those of one event a step, bit for bit. What changes the batch takes effect 
 from bisect import bisect_left
 
 from mooncake_jax.request import Request
-from mooncake_jax.sched.actions import LoadKVCache
+from mooncake_jax.sched.actions import DropKVCache, LoadKVCache, RunStep
 from mooncake_jax.sched.cost import CostModel, PolynomialCost
 from mooncake_jax.sched.messages import KVCacheLoaded, KVCacheReceived, StepDone, StepsDone
 from mooncake_jax.simulate.config import SimulationConfig
@@ -54,20 +54,22 @@ class DecodingHardware:
         self._link_free = max(now, self._link_free) + seconds
         self._events.post(self._link_free, self.node, KVCacheLoaded(action.dispatch))
 
-    def drop(self, dispatch: int) -> None:
+    def drop(self, action: DropKVCache, now: float) -> None:
+        dispatch = action.dispatch
         if self._requests.pop(dispatch, None) is None:
             self._dropped.add(dispatch)
         self._first.pop(dispatch, None)
         self._last.pop(dispatch, None)
         if dispatch in self._batch:
-            self.batch_changes()
+            self.batch_changes(now)
 
     # --- steps
 
-    def run(self, batch: tuple[int, ...], now: float) -> None:
-        """Steps of this batch from now on, or further ones of it."""
-        if self._told < len(self._ends) and batch == self._batch:
+    def run(self, action: RunStep, now: float) -> None:
+        """Steps of this batch from now on, or from when the step under way ends."""
+        if self._told < len(self._ends):
             return
+        batch = action.batch
         for dispatch in batch:
             if dispatch not in self._first:
                 request = self._requests[dispatch]
@@ -109,10 +111,11 @@ class DecodingHardware:
         if self._told < len(self._ends) and self._ends[self._told] < now:
             self._tell(bisect_left(self._ends, now, self._told))
 
-    def batch_changes(self) -> None:
+    def batch_changes(self, now: float) -> None:
         """After the step under way."""
-        if self._told + 1 < len(self._ends):
-            del self._ends[self._told + 1 :]
+        under_way = bisect_left(self._ends, now, self._told)
+        if under_way + 1 < len(self._ends):
+            del self._ends[under_way + 1 :]
             self._foretell()
 
     def check(self) -> None:

@@ -34,16 +34,13 @@ class Events:
         self._asked += 1
         heapq.heappush(self._heap, (when, self._asked, None, (happening, value)))
 
-    @property
-    def next_time(self) -> float | None:
-        """When the next event happens, None if there is none."""
-        return self._heap[0][0] if self._heap else None
-
     def advance(self) -> tuple[str, Message] | None:
-        """To the next event: a message and its node, or None if it was the hardware's own, which has happened."""
-        self.now, _, node, what = heapq.heappop(self._heap)
-        if node is not None:
-            return node, what
-        happening, value = what
-        happening(value, self.now)
+        """To the next message, with its node; what the hardware does until then has happened. None if nothing is left,
+        or if there is something in `soon`.
+        """
+        while self._heap and not self.soon:
+            self.now, _, node, what = heapq.heappop(self._heap)
+            if node is not None:
+                return node, what
+            what[0](what[1], self.now)
         return None

@@ -47,21 +47,29 @@ class Network:
             self.events.at(now + self.latency + seconds, _tell, arrived)
             return
         flow = Flow(((source, True), (target, False)), nbytes, arrived, now)
+        alone = True
         for nic in flow.nics:
-            self._at.setdefault(nic, {})[flow] = None
-        self._share(flow.nics, now)
+            passing = self._at.setdefault(nic, {})
+            alone = alone and not passing
+            passing[flow] = None
+        if alone:
+            self._set(flow, min(self.rates[source], self.rates[target]), now)
+        else:
+            self._share(flow.nics, now)
 
     def _share(self, nics: tuple[Nic, Nic], now: float) -> None:
         """Find new rates for all that may be touched by a change at these NICs."""
         flows = list(self._connected(nics))
         rates = fair_rates([flow.nics for flow in flows], self.rates)
         for flow, rate in zip(flows, rates):
-            if rate == flow.rate:
-                continue
-            flow.left -= flow.rate * (now - flow.since)
-            flow.since, flow.rate = now, rate
-            flow.estimate += 1
-            self.events.at(now + max(flow.left, 0.0) / rate, self._end, (flow, flow.estimate))
+            if rate != flow.rate:
+                self._set(flow, rate, now)
+
+    def _set(self, flow: Flow, rate: float, now: float) -> None:
+        flow.left -= flow.rate * (now - flow.since)
+        flow.since, flow.rate = now, rate
+        flow.estimate += 1
+        self.events.at(now + max(flow.left, 0.0) / rate, self._end, (flow, flow.estimate))
 
     def _connected(self, nics: tuple[Nic, Nic]) -> Iterator[Flow]:
         reached, ahead = set(nics), list(nics)
@@ -79,12 +87,16 @@ class Network:
         flow, estimate = foretold
         if estimate != flow.estimate:  # its rate has changed since
             return
+        alone = True
         for nic in flow.nics:
             passing = self._at[nic]
             del passing[flow]
-            if not passing:
+            if passing:
+                alone = False
+            else:
                 del self._at[nic]
-        self._share(flow.nics, now)
+        if not alone:
+            self._share(flow.nics, now)
         if self.latency:
             self.events.at(now + self.latency, _tell, flow.arrived)
         else:

@@ -20,7 +20,13 @@ class _Keys(dict[int, bytes]):
 
 def keyed_requests(rows: Iterable[TraceRow], speed: float = 1.0) -> list[Request]:
     """speed divides the arrival times: 2 is twice as fast. Only full blocks have keys. Raises UsageError."""
-    key_of = _Keys().__getitem__
+    rows, key_of = list(rows), _Keys().__getitem__
+    for row in rows:
+        if len(set(row.hash_ids)) < len(row.hash_ids):
+            raise UsageError(
+                f"hash_ids of request {row.index} (counted from 0) name a block twice; correct them: equal ids stand "
+                "for equal blocks after equal prefixes, of which a prompt has each once"
+            )
     return [
         Request(
             id=str(row.index),

@@ -1,0 +1,111 @@
+"""mooncake-jax simulate: its files, what it prints, and what it refuses."""
+
+import json
+
+import pytest
+
+from mooncake_jax.__main__ import run
+from mooncake_jax.commands import simulate
+
+
+@pytest.fixture(autouse=True)
+def fresh_flags():
+    """Flags of one run are not those of the next."""
+    yield
+    simulate.FLAGS.unparse_flags()
+    for name in simulate.FLAGS:
+        simulate.FLAGS[name].unparse()
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Ten conversations of three turns: each turn has the blocks of the one before, and two more."""
+    lines = [
+        {
+            "timestamp": 1000 * turn + 10 * talk,
+            "input_length": 512 * (2 * turn + 2) + 100,
+            "output_length": 20,
+            "hash_ids": [0, *range(1000 * talk + 1, 1000 * talk + 2 * turn + 3)],
+        }
+        for turn in range(3)
+        for talk in range(10)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def rows(out):
+    return [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
+
+
+def test_a_trace_leaves_the_files_of_a_replay(trace, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run(["simulate", f"--trace={trace}", "--prefill=2", "--decode=1", f"--out={out}"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["requests"]["completed"] == 30 and summary["tokens"]["output"] == 600
+    assert summary["workload"]["trace"] == str(trace) and summary["settings"]["config"]["prefill"] == 2
+    assert {row["status"] for row in rows(out)} == {"completed"}
+    assert sorted(int(row["id"]) for row in rows(out)) == list(range(30))
+    assert any(row["reused_tokens"] for row in rows(out))
+    assert not (out / "events.jsonl").exists()
+    assert f"results are in {out}" in capsys.readouterr().out
+
+
+def test_events_are_written_where_they_are_asked_for(trace, tmp_path):
+    out = tmp_path / "out"
+    assert run(["simulate", f"--trace={trace}", "--limit=3", "--events", "--check", f"--out={out}"]) == 0
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert sum(event["message"]["type"] == "Arrived" for event in events) == 3
+
+
+def test_speed_brings_requests_nearer_to_one_another(trace, tmp_path):
+    for speed in (1, 4):
+        assert run(["simulate", f"--trace={trace}", f"--speed={speed}", f"--out={tmp_path / str(speed)}"]) == 0
+    arrivals = {speed: sorted(row["arrival_s"] for row in rows(tmp_path / str(speed))) for speed in (1, 4)}
+    assert arrivals[4] == pytest.approx([arrival / 4 for arrival in arrivals[1]])
+
+
+def test_large_hash_ids_are_kept_apart(tmp_path):
+    lines = [
+        {"timestamp": 5000 * place, "input_length": 1024, "output_length": 2, "hash_ids": ids}
+        for place, ids in enumerate([[2**32 + 1, 2**63], [1, 0], [2**32 + 1, 2**63]])
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(["simulate", f"--trace={path}", f"--out={tmp_path / 'out'}"]) == 0
+    assert [row["reused_tokens"] for row in rows(tmp_path / "out")] == [0, 0, 1023]
+
+
+def test_a_block_twice_in_a_prompt_is_refused(tmp_path, capsys):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 2, "hash_ids": [7, 7]}\n')
+    assert run(["simulate", f"--trace={path}", f"--out={tmp_path / 'out'}"]) == 2
+    assert "hash_ids of request 0 (counted from 0) name a block twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--decode=0"], "--decode=0: it must be at least 1"),
+        (["--prefill=0"], "--prefill=0"),
+        (["--speed=0"], "--speed=0.0: it must be above 0"),
+        (["--model=gpt"], "--model=gpt"),
+        (["--cost=none"], "cost 'none' is neither a file nor one of"),
+        (["--without=cache"], "there is no part 'cache'"),
+        (["--dram_mib=1"], "--dram_mib=1 does not hold one block, 160.0 MiB"),
+        (["--device_kv_tokens=100"], "--device_kv_tokens=100"),
+        (["--policy=best"], "--policy=best"),
+        (["extra"], "'extra' is no flag"),
+    ],
+)
+def test_bad_input_is_one_line(trace, tmp_path, capsys, flags, problem):
+    assert run(["simulate", f"--trace={trace}", f"--out={tmp_path / 'out'}", *flags]) == 2
+    error = capsys.readouterr().err
+    assert problem in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trace_is_needed(capsys):
+    assert run(["simulate"]) == 2
+    assert "--trace is missing" in capsys.readouterr().err
