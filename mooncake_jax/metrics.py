@@ -6,11 +6,13 @@ times come from: a real cluster's clock or a simulated one.
 
 import dataclasses
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO, Outcome, Request, TokenLogprobs
 
+_FIELDS = tuple(field.name for field in dataclasses.fields(Outcome))
 STATUSES = (COMPLETED, REJECTED, FAILED)
 
 
@@ -54,8 +56,9 @@ def outcome(
     """
     if token_ids is not None and len(token_ids) != len(token_times):
         raise ValueError(f"request {request.id}: {len(token_ids)} token ids with {len(token_times)} token times")
-    gaps = [after - before for before, after in zip(token_times, token_times[1:])]
-    longest = sorted(gaps)[-((len(gaps) + 9) // 10) :] if gaps else []
+    gaps = list(map(operator.sub, token_times[1:], token_times))
+    ordered = sorted(gaps)
+    longest = ordered[-((len(gaps) + 9) // 10) :] if gaps else []
     return Outcome(
         id=request.id,
         arrival_s=request.arrival,
@@ -71,7 +74,7 @@ def outcome(
         limit=limit,
         ttft_s=token_times[0] - request.arrival if len(token_times) else None,
         tbt_mean_s=mean(gaps),
-        tbt_p90_s=percentile(gaps, 90),
+        tbt_p90_s=percentile(ordered, 90),
         tbt_top10_s=mean(longest),
         prefill_instance=prefill_instance,
         decoding_instance=decoding_instance,
@@ -129,7 +132,7 @@ def summarise(outcomes: Iterable[Outcome], slo: SLO, duration_s: float) -> dict:
 
 def outcome_row(outcome: Outcome) -> dict:
     """The outcome as a row of requests.jsonl, ready for JSON; its keys are Outcome's fields, in their order."""
-    row = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
+    row = {name: getattr(outcome, name) for name in _FIELDS}
     for name in ("ttft_slo", "tbt_slo", "estimate", "limit"):
         row[name] = None if row[name] is None else _finite(row[name])
     row["token_ids"] = None if outcome.token_ids is None else list(outcome.token_ids)

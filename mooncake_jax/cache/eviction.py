@@ -18,14 +18,16 @@ used after its tail. Then lru, lfu, length and optimal evict no block before its
 leading blocks are told whenever one is, and pins cover whole prefixes. With fifo and sieve only the blocks that came
 in together leave from the tail: a head that came in with an earlier prompt may leave before what was added to it.
 
-Every policy is a rank for each block, the lowest of which leaves first, in a heap whose stale entries are passed over
-when met and swept out when they outnumber the others. Every call costs O(log n) amortised, whatever is pinned.
+Every policy but lru, whose order is that of uses, is a rank for each block, the lowest of which leaves first, in a heap
+whose stale entries are passed over when met and swept out when they outnumber the others. Every call costs O(log n)
+amortised for each block, whatever is pinned.
 
 Knows nothing of capacities, bytes or tiers.
 """
 
 import heapq
-from collections.abc import Callable, Hashable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 _SPARE = 64  # stale heap entries that are never worth a sweep
@@ -49,6 +51,20 @@ class EvictionPolicy(Protocol):
     def unpin(self, key: Hashable) -> None:
         """Undo pin(). Pins are not counted here: pool entries do."""
 
+    def insert_all(self, depths: Mapping[Hashable, int]) -> None:
+        """insert() blocks of a prompt, which are given with their places from the first on: from the last to the
+        first.
+        """
+
+    def use_prompt(self, keys: Sequence[Hashable], new: Collection[Hashable]) -> None:
+        """insert() those of a prompt's leading blocks that are new and use() the others, from the last to the first."""
+
+    def pin_all(self, keys: Iterable[Hashable]) -> None:
+        """pin() each."""
+
+    def unpin_all(self, keys: Iterable[Hashable]) -> None:
+        """unpin() each."""
+
     def evict(self) -> Hashable | None:
         """Take the unpinned block that leaves first out and return it; None if there is none."""
 
@@ -56,8 +72,32 @@ class EvictionPolicy(Protocol):
         """Assert the invariants."""
 
 
-class _Ranked:
-    """What all policies share. A rank is never given twice: it ends in a tick."""
+class _Each:
+    """Many blocks at once, one after another."""
+
+    def insert_all(self, depths: Mapping[Hashable, int]) -> None:
+        for key in reversed(depths):
+            self.insert(key, depths[key])
+
+    def use_prompt(self, keys: Sequence[Hashable], new: Collection[Hashable]) -> None:
+        new = set(new)
+        for depth in range(len(keys) - 1, -1, -1):
+            if keys[depth] in new:
+                self.insert(keys[depth], depth)
+            else:
+                self.use(keys[depth])
+
+    def pin_all(self, keys: Iterable[Hashable]) -> None:
+        for key in keys:
+            self.pin(key)
+
+    def unpin_all(self, keys: Iterable[Hashable]) -> None:
+        for key in keys:
+            self.unpin(key)
+
+
+class _Ranked(_Each):
+    """What all but LRU share. A rank is never given twice: it ends in a tick."""
 
     def __init__(self):
         self._ranks: dict[Hashable, Any] = {}  # of all blocks
@@ -125,15 +165,89 @@ class _Ranked:
             heapq.heapify(self._heap)
 
 
-class LRU(_Ranked):
-    """Least recently used."""
+class LRU(_Each):
+    """Least recently used. Its order is that of uses, so that it needs no ranks: blocks from the least recent on,
+    behind those pinned ones that evict() has met in front of them, with their places.
+    """
+
+    def __init__(self):
+        self._order: OrderedDict[Hashable, None] = OrderedDict()
+        self._passed: dict[Hashable, int] = {}
+        self._passes = 0
+        self._pinned: set[Hashable] = set()
+        self._first: list[
+            tuple[int, Hashable]
+        ] = []  # a heap of those passed that are unpinned again, and stale entries
 
     def insert(self, key: Hashable, depth: int) -> None:
-        self._set(key, self._tick())
+        self._order[key] = None
 
     def use(self, key: Hashable) -> None:
-        super().use(key)
-        self._set(key, self._tick())
+        if key in self._passed:
+            del self._passed[key]
+            self._order[key] = None
+        else:
+            self._order.move_to_end(key)
+
+    def insert_all(self, depths: Mapping[Hashable, int]) -> None:
+        self._order.update(dict.fromkeys(reversed(depths)))
+
+    def use_prompt(self, keys: Sequence[Hashable], new: Collection[Hashable]) -> None:
+        self._order.update(dict.fromkeys(new))
+        if self._passed:
+            for key in reversed(keys):
+                self.use(key)
+        else:
+            deque(map(self._order.move_to_end, reversed(keys)), maxlen=0)
+
+    def pin_all(self, keys: Iterable[Hashable]) -> None:
+        self._pinned.update(keys)
+
+    def unpin_all(self, keys: Iterable[Hashable]) -> None:
+        if self._passed:
+            super().unpin_all(keys)
+        else:
+            self._pinned.difference_update(keys)
+
+    def remove(self, key: Hashable) -> None:
+        if key in self._passed:
+            del self._passed[key]
+        else:
+            del self._order[key]
+        self._pinned.discard(key)
+
+    def pin(self, key: Hashable) -> None:
+        if key not in self._order:
+            self._passed[key]  # KeyError
+        self._pinned.add(key)
+
+    def unpin(self, key: Hashable) -> None:
+        self._pinned.remove(key)
+        if key in self._passed:
+            heapq.heappush(self._first, (self._passed[key], key))
+            if len(self._first) > 2 * len(self._passed) + _SPARE:
+                self._first = [(place, key) for key, place in self._passed.items() if key not in self._pinned]
+                heapq.heapify(self._first)
+
+    def evict(self) -> Hashable | None:
+        while self._first:
+            place, key = heapq.heappop(self._first)
+            if self._passed.get(key) == place and key not in self._pinned:
+                del self._passed[key]
+                return key
+        while self._order:
+            key, _ = self._order.popitem(last=False)
+            if key not in self._pinned:
+                return key
+            self._passes += 1
+            self._passed[key] = self._passes
+        return None
+
+    def check(self) -> None:
+        assert self._pinned <= self._order.keys() | self._passed.keys(), "a block that is not there is pinned"
+        assert self._order.keys().isdisjoint(self._passed), "a block has two places"
+        due = {(place, key) for key, place in self._passed.items() if key not in self._pinned}
+        assert due <= set(self._first), "an unpinned block can never be evicted"
 
 
 class LFU(_Ranked):

@@ -14,7 +14,6 @@ Whatever begins or ceases to be found in a tier is told as a Change. Knows nothi
 """
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from enum import StrEnum
 
 from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cache.restoring import order_of_return
-from mooncake_jax.cache.tier import Block, Tier
+from mooncake_jax.cache.tier import Block, Entry, Tier
 from mooncake_jax.cache.write_behind import Backlog, WriteBehind
 
 
@@ -76,7 +75,7 @@ class KVCachePool:
         dram: Mapping[str, int],
         eviction: str = "lru",
         ssd: Mapping[str, int] | None = None,
-        on_change: Callable[[Change], None] = lambda change: None,
+        on_change: Callable[[Change], None] | None = None,
     ):
         policy, ssd = POLICIES[eviction], ssd or {}
         self._nodes: dict[str, _Node] = {}
@@ -117,10 +116,12 @@ class KVCachePool:
 
     def in_dram(self, node: str, keys: Iterable[bytes]) -> int:
         """How many leading blocks are found in the node's DRAM."""
-        dram, count = self._nodes[node].dram, 0
-        for count, key in enumerate(keys, 1):
-            if not dram.has_landed(key):
-                return count - 1
+        entries, count = self._nodes[node].dram.entries, 0
+        for key in keys:
+            entry = entries.get(key)
+            if entry is None or not entry.landed:
+                break
+            count += 1
         return count
 
     def _nodes_of(self, mask: int) -> Iterator[str]:
@@ -138,9 +139,8 @@ class KVCachePool:
         """
         tiers = self._nodes[node]
         fitting, evicted = tiers.dram.reserve(keys)
-        for key in evicted:
-            self._changed(node, DRAM, key, Cause.DEMOTED if tiers.ssd.has_landed(key) else Cause.EVICTED)
-        return tuple(Block(key, tiers.dram.entries[key].slot) for key in keys[:fitting])
+        self._left_dram(node, evicted)
+        return tiers.dram.blocks(keys[:fitting])
 
     def awaits_writer(self, node: str, block: Block) -> bool:
         """Whether nobody has yet promised to write this reserved block: it has not landed, and the only pin is the
@@ -151,32 +151,31 @@ class KVCachePool:
 
     def land(self, node: str, landed: Iterable[Block], cause: Cause = Cause.LANDED) -> None:
         """All bytes of these blocks are in the node's DRAM: if they still have their slots, they are found."""
-        for block, tier in self._still(node, landed):
-            if not tier.entries[block.key].landed:
-                tier.entries[block.key].landed = True
-                self._changed(node, DRAM, block.key, cause)
+        new = [(block.key, entry) for block, entry in self._still(node, landed) if not entry.landed]
+        for _, entry in new:
+            entry.landed = True
+        self._found(node, DRAM, [key for key, _ in new], cause)
 
     def lose(self, node: str, lost: Iterable[Block]) -> None:
         """These blocks turned out unreadable in DRAM: they are not found there until they land again."""
-        for block, tier in self._still(node, lost):
-            if tier.entries[block.key].landed:
-                tier.lose(block.key)
+        for block, entry in self._still(node, lost):
+            if entry.landed:
+                self._nodes[node].dram.lose(block.key)
                 self._changed(node, DRAM, block.key, Cause.UNREADABLE)
 
-    def _still(self, node: str, blocks: Iterable[Block]) -> Iterator[tuple[Block, Tier]]:
+    def _still(self, node: str, blocks: Iterable[Block]) -> Iterator[tuple[Block, Entry]]:
         """Those that still have their slots."""
         tiers = self._nodes.get(node)
         for block in blocks if tiers is not None else ():
             entry = tiers.dram.entries.get(block.key)
             if entry is not None and entry.slot == block.slot:
-                yield block, tiers.dram
+                yield block, entry
 
     def release(self, node: str, reserved: Iterable[Block]) -> None:
         """Unpin what reserve() pinned. A block that never landed and that nobody else waits for gives its slot back."""
         if node not in self._nodes:  # lost meanwhile, and its blocks with it
             return
-        for block in reserved:
-            self._nodes[node].dram.unpin(block.key)
+        self._nodes[node].dram.unpin([block.key for block in reserved])
 
     # --- on the SSD
 
@@ -185,10 +184,17 @@ class KVCachePool:
         only there and nobody else reads yet. They cannot leave the SSD until promoted().
         """
         tiers = self._nodes[node]
-        found = itertools.takewhile(lambda block: tiers.has(block.key), reserved)
-        chosen = [block for block in found if self.awaits_writer(node, block)]
-        for block in chosen:
-            tiers.ssd.pin(block.key)
+        dram, ssd, chosen = tiers.dram.entries, tiers.ssd.entries, []
+        for block in reserved:
+            entry = dram[block.key]
+            if entry.landed:
+                continue
+            behind = ssd.get(block.key)
+            if behind is None or not behind.landed:
+                break
+            if entry.pins == 1:  # as awaits_writer() says
+                chosen.append(block)
+        tiers.ssd.pin([block.key for block in chosen])
         return tuple(chosen)
 
     def promoted(self, node: str, asked: Iterable[Block], loaded: Iterable[Block]) -> WriteBehind:
@@ -200,8 +206,7 @@ class KVCachePool:
         for key in dropped:
             ssd.lose(key)
             self._changed(node, SSD, key, Cause.UNREADABLE)
-        for block in asked:
-            ssd.unpin(block.key)
+        ssd.unpin([block.key for block in asked])
         self.land(node, (block for block in asked if block in loaded), Cause.PROMOTED)
         return WriteBehind(dropped=dropped)
 
@@ -220,8 +225,7 @@ class KVCachePool:
             return WriteBehind()
         stored = set(stored)
         self._nodes[node].backlog.written(asked, stored)
-        for key in stored:
-            self._changed(node, SSD, key, Cause.LANDED)
+        self._found(node, SSD, [block.key for block in asked if block.key in stored], Cause.LANDED)
         failed = tuple(block.key for block in asked if block.key not in stored)  # parts of them may be there
         self.unwritten += len(failed)
         following = self._write_next(node)
@@ -255,7 +259,36 @@ class KVCachePool:
             for key, entry in tier.entries.items():
                 if entry.landed:
                     self._forget_holder(key, tiers.bit)
-                    self._tell(Change(node, name, key, Cause.NODE_LOST))
+                    self._tell(node, name, key, Cause.NODE_LOST)
+
+    def _found(self, node: str, tier: str, keys: Sequence[bytes], cause: Cause) -> None:
+        """They have just begun to be found in this tier."""
+        if not keys:
+            return
+        holders, bit = self._holders, self._nodes[node].bit
+        for key in keys:
+            holders[key] = holders.get(key, 0) | bit
+        self.counts[tier, cause] += len(keys)
+        if self._on_change is not None:
+            for key in keys:
+                self._on_change(Change(node, tier, key, cause))
+
+    def _left_dram(self, node: str, keys: Sequence[bytes]) -> None:
+        """They have just been evicted from it."""
+        tiers = self._nodes[node]
+        ssd, demoted = tiers.ssd.entries, 0
+        for key in keys:
+            entry = ssd.get(key)
+            kept = entry is not None and entry.landed
+            demoted += kept
+            if not kept:
+                self._forget_holder(key, tiers.bit)
+            if self._on_change is not None:
+                self._on_change(Change(node, DRAM, key, Cause.DEMOTED if kept else Cause.EVICTED))
+        if demoted:
+            self.counts[DRAM, Cause.DEMOTED] += demoted
+        if len(keys) > demoted:
+            self.counts[DRAM, Cause.EVICTED] += len(keys) - demoted
 
     def _changed(self, node: str, tier: str, key: bytes, cause: Cause) -> None:
         tiers = self._nodes[node]
@@ -263,7 +296,7 @@ class KVCachePool:
             self._holders[key] = self._holders.get(key, 0) | tiers.bit
         else:
             self._forget_holder(key, tiers.bit)
-        self._tell(Change(node, tier, key, cause))
+        self._tell(node, tier, key, cause)
 
     def _forget_holder(self, key: bytes, bit: int) -> None:
         left = self._holders.get(key, 0) & ~bit
@@ -272,9 +305,10 @@ class KVCachePool:
         else:
             self._holders.pop(key, None)
 
-    def _tell(self, change: Change) -> None:
-        self.counts[change.tier, change.cause] += 1
-        self._on_change(change)
+    def _tell(self, node: str, tier: str, key: bytes, cause: Cause) -> None:
+        self.counts[tier, cause] += 1
+        if self._on_change is not None:
+            self._on_change(Change(node, tier, key, cause))
 
     def blocks(self) -> dict[str, tuple[int, int]]:
         """How many blocks are found on each node: in its DRAM, on its SSD."""

@@ -5,7 +5,8 @@ only the number of slots matters. A block *lands* once all its bytes are in the 
 reads it, it is pinned and cannot leave. Knows nothing of other tiers and nodes.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mooncake_jax.cache.eviction import EvictionPolicy
@@ -21,9 +22,12 @@ class Block:
 
 @dataclass(slots=True)
 class Entry:
+    """block: as it was last asked for."""
+
     slot: int
     landed: bool = False
     pins: int = 0
+    block: Block | None = None
 
 
 class Tier:
@@ -40,80 +44,104 @@ class Tier:
         return entry is not None and entry.landed
 
     def reserve(self, keys: Sequence[bytes]) -> tuple[int, list[bytes]]:
-        """Pin a prompt's leading blocks, those here and those to come, and tell the policy of their use.
+        """Pin a prompt's leading blocks, those here and those to come, and tell the policy of their use. No key may
+        come twice, which chained ones never do.
 
         Returns how many leading ones found room, and which blocks were evicted for them.
         """
-        there = dict.fromkeys(key for key in keys if key in self.entries)
-        for key in there:  # before room is made, which must not cost the prompt blocks of its own
-            self.pin(key)
-        fitting, evicted = self._give_slots(keys)
-        for depth in range(fitting - 1, -1, -1):  # the head of a chain comes last, so that it outlives its tail
-            if keys[depth] in there:
-                self._policy.use(keys[depth])
-            else:
-                self._policy.insert(keys[depth], depth)
-                self.pin(keys[depth])
-        for key in keys[fitting:]:
-            if key in there:
-                self.unpin(key)
+        there = [key for key in keys if key in self.entries]
+        self.pin(there)  # before room is made, which must not cost the prompt blocks of its own
+        if len(there) == len(keys):
+            self._policy.use_prompt(keys, ())
+            return len(keys), []
+        new = [key for key in keys if key not in self.entries]
+        placed, evicted = self._place(new)
+        fitting = len(keys) if placed == len(new) else keys.index(new[placed])
+        self._policy.use_prompt(keys[:fitting], new[:placed])
+        self._policy.pin_all(new[:placed])
+        if fitting < len(keys):
+            beyond = set(keys[fitting:])
+            self.unpin([key for key in there if key in beyond])
         return fitting, evicted
 
     def admit(self, depths: Mapping[bytes, int]) -> tuple[int, list[bytes]]:
         """Pin blocks that are to come, given with their places in one prompt, in order. Returns as reserve() does."""
-        keys = list(depths)
-        fitting, evicted = self._give_slots(keys)
-        for key in reversed(keys[:fitting]):
-            self._policy.insert(key, depths[key])
-            self.pin(key)
-        return fitting, evicted
+        placed, evicted = self._place(list(depths))
+        if placed < len(depths):
+            depths = dict(itertools.islice(depths.items(), placed))
+        self._policy.insert_all(depths)
+        self._policy.pin_all(depths)
+        return placed, evicted
 
-    def use(self, key: bytes) -> None:
-        """Tell the policy of a use. Those of one prompt are told from its last block to its first."""
-        self._policy.use(key)
+    def use(self, keys: Sequence[bytes]) -> None:
+        """Tell the policy of a use of a prompt's blocks, given from the first on."""
+        self._policy.use_prompt(keys, ())
 
-    def _give_slots(self, keys: Sequence[bytes]) -> tuple[int, list[bytes]]:
-        """To those that have none, from the first on while there is room."""
-        evicted: list[bytes] = []
-        for place, key in enumerate(keys):
-            if key in self.entries:
-                continue
-            if not self._free and not self._evict(evicted):
-                return place, evicted
-            self.entries[key] = Entry(self._free.pop())
-        return len(keys), evicted
+    def _place(self, keys: Sequence[bytes]) -> tuple[int, list[bytes]]:
+        """Give slots to blocks that have none, from the first on while there is room, and a pin each."""
+        entries, free, evicted = self.entries, self._free, []
+        for _ in range(len(keys) - len(free)):
+            leaving = self._policy.evict()
+            if leaving is None:
+                break
+            free.append(entries.pop(leaving).slot)
+            evicted.append(leaving)
+        placed = min(len(keys), len(free))
+        slots = free[len(free) - placed :]
+        del free[len(free) - placed :]
+        for key, slot in zip(keys, slots):
+            entries[key] = Entry(slot, False, 1)
+        return placed, evicted
 
-    def _evict(self, evicted: list[bytes]) -> bool:
-        key = self._policy.evict()
-        if key is None:
-            return False
-        self._free.append(self.entries.pop(key).slot)
-        evicted.append(key)
-        return True
+    def blocks(self, keys: Sequence[bytes]) -> tuple[Block, ...]:
+        """Of keys that are here."""
+        entries, blocks = self.entries, []
+        for key in keys:
+            entry = entries[key]
+            block = entry.block
+            if block is None:
+                block = entry.block = Block(key, entry.slot)
+            blocks.append(block)
+        return tuple(blocks)
+
+    @property
+    def free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
 
     def restore(self, key: bytes, depth: int) -> None:
         """A block that is here from an earlier run, while there are free slots. depth: its place in its prompt."""
         self.entries[key] = Entry(self._free.pop(), landed=True)
         self._policy.insert(key, depth)
 
-    def pin(self, key: bytes) -> None:
-        entry = self.entries[key]
-        entry.pins += 1
-        if entry.pins == 1:
-            self._policy.pin(key)
+    def pin(self, keys: Iterable[bytes]) -> None:
+        entries, first = self.entries, []
+        for key in keys:
+            entry = entries[key]
+            if not entry.pins:
+                first.append(key)
+            entry.pins += 1
+        self._policy.pin_all(first)
 
-    def unpin(self, key: bytes) -> None:
-        """A block that never landed and that nobody else waits for gives its slot back. Raises ValueError if it is not
+    def unpin(self, keys: Iterable[bytes]) -> None:
+        """A block that never landed and that nobody else waits for gives its slot back. Raises ValueError if one is not
         pinned: somebody else's pin would be taken away the next time.
         """
-        entry = self.entries[key]
-        if not entry.pins:
-            raise ValueError(f"block {key.hex()[:12]} is not pinned")
-        entry.pins -= 1
-        if entry.pins == 0:
-            self._policy.unpin(key)
+        entries, last, void = self.entries, [], []
+        for key in keys:
+            entry = entries[key]
+            if entry.pins > 1:
+                entry.pins -= 1
+                continue
+            if not entry.pins:
+                raise ValueError(f"block {key.hex()[:12]} is not pinned")
+            entry.pins = 0
+            last.append(key)
             if not entry.landed:
-                self._discard(key)
+                void.append(key)
+        self._policy.unpin_all(last)
+        for key in void:
+            self._discard(key)
 
     def lose(self, key: bytes) -> None:
         """A block turned out unreadable: it is as if it had never landed."""

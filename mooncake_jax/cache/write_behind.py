@@ -32,9 +32,8 @@ class Backlog:
 
     def add(self, keys: Sequence[bytes]) -> None:
         """A prompt was used: what of it is only in DRAM waits for its turn."""
-        for key in reversed(keys):
-            if key in self._ssd.entries:
-                self._ssd.use(key)
+        there = self._ssd.entries
+        self._ssd.use([key for key in keys if key in there])
         self._waiting.append(tuple(keys))
 
     def next(self) -> WriteBehind:
@@ -52,9 +51,10 @@ class Backlog:
     def _writable(self, keys: Sequence[bytes]) -> tuple[list[bytes], bool]:
         """The leading blocks that are on the SSD or can be written there now; whether others can be later."""
         run, room = [], max(self._dram.capacity // 2, 1) - self._writing
+        ssd, dram = self._ssd.entries, self._dram.entries
         for key in keys:
-            if key not in self._ssd.entries:
-                if not self._dram.has_landed(key):
+            if key not in ssd:
+                if key not in dram or not dram[key].landed:
                     break
                 if room <= 0:
                     return run, True
@@ -64,33 +64,32 @@ class Backlog:
 
     def _begin(self, run: Sequence[bytes]) -> WriteBehind:
         """Take room on the SSD for those of a prompt's leading blocks that are not there yet."""
-        there = [key for key in run if key in self._ssd.entries]
-        depths = {key: depth for depth, key in enumerate(run) if key not in self._ssd.entries}
-        for key in there:  # room must not cost the prompt blocks of its own
-            self._ssd.pin(key)
+        there = self._ssd.entries
+        depths = {key: depth for depth, key in enumerate(run) if key not in there}
+        if not depths:
+            return WriteBehind()
+        spared = [key for key in run if key in there] if len(depths) > self._ssd.free else ()
+        self._ssd.pin(spared)  # room must not cost the prompt blocks of its own
         fitting, evicted = self._ssd.admit(depths)
-        for key in there:
-            self._ssd.unpin(key)
+        self._ssd.unpin(spared)
         new = list(depths)[:fitting]
-        for key in new:
-            self._dram.pin(key)
+        self._dram.pin(new)
         self._writing += len(new)
-        blocks = tuple(Block(key, self._dram.entries[key].slot) for key in new)
-        parents = tuple(run[depths[key] - 1] if depths[key] else None for key in new)
+        blocks = self._dram.blocks(new)
+        parents = tuple([run[depths[key] - 1] if depths[key] else None for key in new])
         return WriteBehind(blocks, parents, tuple(evicted))
 
     def written(self, asked: Iterable[Block], stored: Collection[bytes]) -> None:
         """These keys of what was asked for are on the SSD in whole. The others could not be written: their prompts are
         not tried again before their next use.
         """
-        failed = set()
-        for block in asked:
-            self._writing -= 1
-            self._ssd.entries[block.key].landed = block.key in stored
-            if block.key not in stored:
-                failed.add(block.key)
-            self._ssd.unpin(block.key)
-            self._dram.unpin(block.key)
+        keys, entries = [block.key for block in asked], self._ssd.entries
+        failed = {key for key in keys if key not in stored}
+        for key in keys:
+            entries[key].landed = key not in failed
+        self._writing -= len(keys)
+        self._ssd.unpin(keys)
+        self._dram.unpin(keys)
         if failed:
             still = (keys for keys in self._waiting if failed.isdisjoint(keys))
             self._waiting = deque(still, self._waiting.maxlen)

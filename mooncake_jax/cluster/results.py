@@ -14,6 +14,7 @@ from mooncake_jax.errors import UsageError
 from mooncake_jax.metrics import outcome_row
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Outcome
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 FILES = ("requests.jsonl", "events.jsonl", "summary.json")
 
 
@@ -57,7 +58,7 @@ class Results:
             outcome = dataclasses.replace(outcome, text=self._text(outcome))
         self.outcomes.append(outcome)
         self._counts[outcome.status] += 1
-        self._requests.write(json.dumps(outcome_row(outcome), ensure_ascii=False, allow_nan=False) + "\n")
+        self._requests.write(_encode(outcome_row(outcome)) + "\n")
         self._requests.flush()
         return self._counts
 

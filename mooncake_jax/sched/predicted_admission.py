@@ -6,7 +6,7 @@ The decoding load lags behind arrivals by a prefill. Judged as it is now, both p
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 
 from mooncake_jax.sched.admission import Admission, Limits
 from mooncake_jax.sched.decisions import Dispatch, Reject
@@ -31,12 +31,13 @@ class EarlyRejection(Admission):
         late = self._limits.ttft(request, dispatch, view, now)
         if late is not None:
             return late
-        tbt = pool_tbt(request, dispatch.decoding, view, self._present(now, now + dispatch.ttft))
-        return self._limits.tbt(request, tbt, view)
+        then = now + dispatch.ttft
+        contexts = {node: self._contexts(load.requests.values(), then) for node, load in view.decoding.items()}
+        return self._limits.tbt(request, pool_tbt(request, dispatch.decoding, view, contexts), view)
 
-    def _present(self, now: float, then: float) -> Callable[[Assigned], bool]:
-        """Which requests count; `then` is when the prefill of the one that is judged will be done."""
-        return lambda assigned: assigned.prefilled
+    def _contexts(self, assigned: Iterable[Assigned], then: float) -> list[int]:
+        """Of those requests that count; `then` is when the prefill of the one that is judged will be done."""
+        return [other.context for other in assigned if other.prefilled]
 
 
 class PredictedEarlyRejection(EarlyRejection):
@@ -56,8 +57,9 @@ class PredictedEarlyRejection(EarlyRejection):
             self._recent.append(decoding_seconds)
             self.decoding_seconds = math.fsum(self._recent) / len(self._recent)
 
-    def _present(self, now: float, then: float) -> Callable[[Assigned], bool]:
-        return lambda assigned: assigned.ready <= then < assigned.ready + self.decoding_seconds
+    def _contexts(self, assigned: Iterable[Assigned], then: float) -> list[int]:
+        stays = self.decoding_seconds
+        return [a.prompt_tokens + a.produced for a in assigned if a.ready <= then < a.ready + stays]
 
 
 class RequestLevelPrediction(Admission):
@@ -100,12 +102,14 @@ class RequestLevelPrediction(Admission):
         return math.inf if remaining is None else start + remaining * tbt
 
 
-def pool_tbt(request: RequestView, decoding: str, view: ClusterView, present: Callable[[Assigned], bool]) -> float:
-    """Mean over the decoding instances of their predicted TBT in seconds, 0 where nobody is; the request at its own."""
+def pool_tbt(request: RequestView, decoding: str, view: ClusterView, contexts: Mapping[str, list[int]]) -> float:
+    """Mean over the decoding instances of their predicted TBT in seconds, 0 where nobody is; the request at its own.
+    contexts: tokens of those who count, by instance.
+    """
     seconds = []
-    for node, load in view.decoding.items():
-        contexts = [other.context for other in load.requests.values() if present(other)]
+    for node, there in contexts.items():
+        batch, context = len(there), sum(there)
         if node == decoding:
-            contexts.append(request.prompt_tokens)
-        seconds.append(view.cost.step(len(contexts), sum(contexts)) if contexts else 0.0)
+            batch, context = batch + 1, context + request.prompt_tokens
+        seconds.append(view.cost.step(batch, context) if batch else 0.0)
     return math.fsum(seconds) / len(seconds)
