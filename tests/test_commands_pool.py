@@ -1,5 +1,6 @@
 """`mooncake-jax pool`, as a user calls it."""
 
+import dataclasses
 import hashlib
 import re
 import subprocess
@@ -173,6 +174,20 @@ def test_purge_removes_what_it_says(ssd_dir, capsys):
     (node / "notes.txt").write_text("mine")
     assert run("purge", f"--ssd_dir={ssd_dir}", "--all", "--yes") == 0
     assert files(ssd_dir) == {node / "notes.txt"}
+
+
+def test_all_parts_of_a_kept_model_are_kept(ssd_dir, capsys):
+    """Other stages have other layers of the same blocks; other block sizes are other blocks."""
+    later, larger = ssd_dir / "prefill0.1", dataclasses.replace(LAYOUT, tokens=8)
+    SSDStore(later, LAYOUT, OURS, 1 << 24, first_layer=3).close()
+    SSDStore(ssd_dir / "prefill1", larger, OURS, 1 << 24).close()
+    part, other = StoredModel(OURS, LAYOUT, 3), StoredModel(OURS, larger)
+    assert run("stats", f"--ssd_dir={ssd_dir}") == 0
+    assert "layers 3 to 5" in " ".join(capsys.readouterr().out.split())
+    assert run("purge", f"--ssd_dir={ssd_dir}", f"--foreign_to={part.name}", "--yes") == 0
+    assert (later / part.name).exists() and file_of(ssd_dir / "prefill0", 0).exists()
+    assert not (ssd_dir / "prefill1" / other.name).exists()
+    assert not model_folder(ssd_dir / "prefill0", THEIRS).exists()
 
 
 @pytest.mark.parametrize(
