@@ -5,6 +5,7 @@ Knows what belongs to the tier and what does not, and how much space it takes; n
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mooncake_jax.cache.ssd_format import METADATA, MODEL_NAME, READS, UNFINISHE
 from mooncake_jax.errors import UsageError
 
 LOCK_NAME = "mooncake-ssd.lock"
-_SLOT_PREFIX = "c."
+_SLOT = re.compile(r"c\.\d+\.0\.0")
 
 
 class FolderLock:
@@ -91,8 +92,8 @@ def remove_model(folder: Path) -> None:
 
 def _own_files(folder: Path) -> Iterator[Path]:
     for path in list(folder.iterdir()):
-        own = path.name.startswith(_SLOT_PREFIX) or path.name.removesuffix(UNFINISHED) in (METADATA, READS)
-        if own and not path.is_dir():
+        name = path.name.removesuffix(UNFINISHED)
+        if (name in (METADATA, READS) or _SLOT.fullmatch(name)) and not path.is_dir():
             yield path
 
 
