@@ -193,12 +193,3 @@ def test_a_disk_that_others_fill_keeps_what_it_has_and_all_requests_are_served(t
     assert run.summary()["pool"]["unwritten"] > 0
     assert "prefill0: SSD tier: failed" in run.stderr and "No space left" in run.stderr
     assert reused(later)["a"] > 200, "older blocks stay readable, as many as leave room for writing"
-
-
-def test_room_is_what_the_disk_has(prompts, first, tmp_path):
-    with tmpfs(tmp_path / "ssd", "size=200k") as folder:
-        run = replay(tmp_path / "out", *FLAGS, f"--prompts={prompts}", f"--ssd_dir={folder}")
-    assert tokens(run) == tokens(first)
-    pool = run.summary()["pool"]
-    assert 0 < run.summary()["settings"]["ssd_blocks"]["prefill0"] < 20
-    assert pool["unwritten"] == 0 and pool["changes"]["ssd"]["evicted"] > 0
