@@ -2,37 +2,28 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake_jax.cache.pool import KVCachePool
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.record import protocol
-from mooncake_jax.request import SLO
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
-from mooncake_jax.sched.decoding_load import DecodingLoad
+from mooncake_jax.sched.making import Capacities, TimeLimit, make_conductor
 from mooncake_jax.sched.messages import CONDUCTOR
-from mooncake_jax.sched.plugins import SERVING_ALL, load_admission, load_policy
+from mooncake_jax.sched.plugins import SERVING_ALL
 from mooncake_jax.sched.prefill import PrefillInstance
-from mooncake_jax.sched.prefill_queue import PrefillQueue
-from mooncake_jax.sched.scheduler import Scheduler
 from mooncake_jax.sched.serve import Actor
-from mooncake_jax.sched.view import ClusterView
 
 LIMITS = ("ttft_slo", "tbt_slo", "kvcache_balancing_threshold")  # JSON has no infinity: written as null
-
-TimeLimit = Callable[[], AbstractContextManager]
 
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """Everything that decides how the actors of one run behave. slots and ssd_blocks: blocks that
-    the DRAM and the SSD of each prefill instance hold; steps: step_coefficients of each decoding instance, as it has
-    measured itself.
+    """Everything that decides how the actors of one run behave. slots and ssd_blocks: blocks that the DRAM and the SSD
+    of each prefill instance hold; steps: step_coefficients of each decoding instance, as it has measured itself.
     """
 
     config: ClusterConfig
@@ -55,18 +46,8 @@ class ActorSettings:
         }
 
     def conductor(self, time_limit: TimeLimit = nullcontext) -> Conductor:
-        config = self.config
-        view = ClusterView(
-            prefill={node: PrefillQueue(config.stages, config.prefill_chunk) for node in config.prefill_nodes},
-            decoding={node: DecodingLoad() for node in config.decoding_nodes},
-            pool=KVCachePool(self.slots, config.eviction, self.ssd_blocks),
-            cost=self.cost,
-            slo=SLO(config.ttft_slo, config.tbt_slo),
-            block_size=config.block_size,
-            bytes_per_token=self.bytes_per_token,
-            kv_tokens=config.decoding_pages * config.block_size,
-        )
-        return Conductor(view, scheduler(config, time_limit), config.request_timeout)
+        capacities = Capacities(self.slots, self.ssd_blocks, self.bytes_per_token)
+        return make_conductor(self.config, capacities, self.cost, time_limit)
 
     def to_json(self) -> dict[str, Any]:
         """from_json takes it, of the same protocol."""
@@ -89,13 +70,6 @@ class ActorSettings:
             settings["bytes_per_token"],
             tuple(settings["stop_ids"]),
         )
-
-
-def scheduler(config: ClusterConfig, time_limit: TimeLimit = nullcontext) -> Scheduler:
-    """Raises UsageError where a policy or an admission cannot be loaded."""
-    policy = load_policy(config.policy, config.seed, config.kvcache_balancing_threshold)
-    admission = load_admission(config.admission, config.decoding_time_s)
-    return Scheduler(policy, admission, config.policy, config.admission, time_limit)
 
 
 def prefill_instance(node: str, config: ClusterConfig) -> PrefillInstance:

@@ -8,31 +8,35 @@ import dataclasses
 import importlib
 import math
 import os
-import re
 import signal
 import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import mpi4py
 from absl import flags
 
-from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cache.slots import slot_bytes
-from mooncake_jax.cluster.actors import scheduler
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
 from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
 from mooncake_jax.cluster.results import check_writable
 from mooncake_jax.commands.plan import Plan
+from mooncake_jax.commands.scheduling_flags import (
+    check_above_zero,
+    check_at_least,
+    define_scheduling_flags,
+    instances_and_stages,
+)
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.catalog import DEFAULT_MODEL_DIR, resolve
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.sources import inspect_model, model_fingerprint
 from mooncake_jax.model.tokenizer import Tokenizer
 from mooncake_jax.request import Request
-from mooncake_jax.sched import plugins
+from mooncake_jax.sched.making import make_scheduler
 from mooncake_jax.workload.prompts import builtin_prompts, read_prompts
 from mooncake_jax.workload.trace import read_trace, trace_requests
 
@@ -41,11 +45,31 @@ MPI_START_DEADLINE_S = 60
 LEAST_GBPS, MOST_GBPS = 0.01, 10_000  # slower, and the measurements at the start would take minutes
 MOST_RANKS_HERE = 256  # more on one machine are a slip of the pen
 TRACE_FLAGS = ("limit", "length_scale", "time_scale")
+COUNTS = ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "ssd_mib", "device_kv_tokens", "max_batch")
 WORKLOAD_FLAGS = ("prompts", "trace", *TRACE_FLAGS, "interval_s", "seed")
 
 
 def _define() -> None:
     kwargs = {"flag_values": FLAGS}
+    _define_workload(kwargs)
+    _define_cluster(kwargs)
+    _define_memory(kwargs)
+    define_scheduling_flags(FLAGS)
+    flags.DEFINE_float(
+        "prefill_mfu_floor", None, "report whether the prefill pool's MFU reaches this share, up to 1", **kwargs
+    )
+    flags.DEFINE_float(
+        "peak_tflops",
+        None,
+        "peak of each prefill device in 1e12 FLOPs a second, which MFU is a share of (default: measured)",
+        **kwargs,
+    )
+    flags.DEFINE_float("request_timeout", 600.0, "seconds after its arrival at which a request fails", **kwargs)
+    flags.DEFINE_string("out", None, "folder for the results (default: results/<time>)", **kwargs)
+    flags.DEFINE_integer("seed", 0, "seed of trace tokens, of sampling and of --policy=random", **kwargs)
+
+
+def _define_workload(kwargs: dict[str, Any]) -> None:
     flags.DEFINE_string("prompts", None, "JSONL file of prompts to serve (default: a built-in set)", **kwargs)
     flags.DEFINE_string(
         "trace", None, "Mooncake trace (JSONL) to serve; its tokens are made from its hash ids", **kwargs
@@ -54,6 +78,9 @@ def _define() -> None:
     flags.DEFINE_integer("length_scale", 1, "divide the trace's lengths and its 512-token blocks by this", **kwargs)
     flags.DEFINE_float("time_scale", 1.0, "replay the trace so many times as fast", **kwargs)
     flags.DEFINE_float("interval_s", 1.0, "seconds between prompts that name no arrival_s", **kwargs)
+
+
+def _define_cluster(kwargs: dict[str, Any]) -> None:
     flags.DEFINE_string(
         "model", "smollm2-135m", "a name of the catalogue, a .gguf file, or a folder in HF layout", **kwargs
     )
@@ -71,16 +98,6 @@ def _define() -> None:
     flags.DEFINE_integer("tp", 1, "devices of each stage, which share every layer by tensor parallelism", **kwargs)
     flags.DEFINE_integer("decode", 1, "decoding instances", **kwargs)
     flags.DEFINE_integer("prefill_chunk", 512, "most tokens that a prefill computes at once", **kwargs)
-    flags.DEFINE_integer("block_size", 16, "tokens of a KVCache block", **kwargs)
-    flags.DEFINE_integer("dram_mib", 1024, "MiB of DRAM that each prefill rank lends to the KVCache pool", **kwargs)
-    flags.DEFINE_enum("eviction", "lru", list(POLICIES), "which block of the KVCache pool leaves first", **kwargs)
-    flags.DEFINE_string(
-        "ssd_dir", None, "folder on this host's SSD for a second tier of the KVCache pool (default: none)", **kwargs
-    )
-    flags.DEFINE_integer("ssd_mib", 16384, "MiB that each prefill rank may take in --ssd_dir", **kwargs)
-    flags.DEFINE_integer(
-        "device_kv_tokens", 16384, "tokens of KVCache in a decoding instance's device memory", **kwargs
-    )
     flags.DEFINE_integer("max_batch", 16, "most requests that an instance decodes at once", **kwargs)
     flags.DEFINE_float(
         "link_gbps", None, "model slow links: what an instance's rank sends passes at this rate, in Gbps", **kwargs
@@ -93,43 +110,18 @@ def _define() -> None:
         "auto: where that works, else through host memory",
         **kwargs,
     )
-    flags.DEFINE_float(
-        "ttft_slo", math.inf, "reject what is predicted to take longer to its first token, seconds", **kwargs
-    )
-    flags.DEFINE_float("tbt_slo", math.inf, "reject what is predicted to take longer between tokens, seconds", **kwargs)
+
+
+def _define_memory(kwargs: dict[str, Any]) -> None:
+    flags.DEFINE_integer("block_size", 16, "tokens of a KVCache block", **kwargs)
+    flags.DEFINE_integer("dram_mib", 1024, "MiB of DRAM that each prefill rank lends to the KVCache pool", **kwargs)
     flags.DEFINE_string(
-        "policy",
-        plugins.DEFAULT_POLICY,
-        f"where requests go: {', '.join(plugins.POLICIES)}, or package.module:Class",
-        **kwargs,
+        "ssd_dir", None, "folder on this host's SSD for a second tier of the KVCache pool (default: none)", **kwargs
     )
-    flags.DEFINE_float(
-        "kvcache_balancing_threshold",
-        2.0,
-        "kvcache-centric copies blocks to an instance if the best match is more than so many times its own",
-        **kwargs,
+    flags.DEFINE_integer("ssd_mib", 16384, "MiB that each prefill rank may take in --ssd_dir", **kwargs)
+    flags.DEFINE_integer(
+        "device_kv_tokens", 16384, "tokens of KVCache in a decoding instance's device memory", **kwargs
     )
-    flags.DEFINE_string(
-        "admission",
-        plugins.DEFAULT_ADMISSION,
-        f"which requests are served at all: {', '.join(plugins.ADMISSIONS)}, or package.module:Class",
-        **kwargs,
-    )
-    flags.DEFINE_float(
-        "decoding_time_s", None, "early-predicted takes every output to last so long (default: learned)", **kwargs
-    )
-    flags.DEFINE_float(
-        "prefill_mfu_floor", None, "report whether the prefill pool's MFU reaches this share, up to 1", **kwargs
-    )
-    flags.DEFINE_float(
-        "peak_tflops",
-        None,
-        "peak of each prefill device in 1e12 FLOPs a second, which MFU is a share of (default: measured)",
-        **kwargs,
-    )
-    flags.DEFINE_float("request_timeout", 600.0, "seconds after its arrival at which a request fails", **kwargs)
-    flags.DEFINE_string("out", None, "folder for the results (default: results/<time>)", **kwargs)
-    flags.DEFINE_integer("seed", 0, "seed of trace tokens, of sampling and of --policy=random", **kwargs)
 
 
 _define()
@@ -168,7 +160,7 @@ def make_plan(ranks: int | None = None) -> Plan:
     out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
     check_writable(out)
     config, measured = _config(), None
-    scheduler(config)
+    make_scheduler(config)  # before anything is loaded: a policy may not be there
     _check_ranks(config, ranks)
     if config.dtype == "auto":
         config, measured = _choose_dtype(config, ranks is not None)
@@ -195,12 +187,8 @@ def _check_flags() -> None:
             raise UsageError(f"--{name}={FLAGS[name].value} says how to replay a trace: give --trace=FILE too")
     if FLAGS["interval_s"].present and FLAGS.trace is not None:
         raise UsageError(f"--interval_s={FLAGS.interval_s} is for prompts, a trace has its own times: use --time_scale")
-    for name in ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "ssd_mib", "device_kv_tokens", "max_batch"):
-        if FLAGS[name].value < 1:
-            raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
-    for name in ("ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s"):
-        if FLAGS[name].value is not None and not FLAGS[name].value > 0:
-            raise UsageError(f"--{name}={FLAGS[name].value}: it must be above 0 seconds")
+    check_at_least(FLAGS, 1, *COUNTS)
+    check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
     if FLAGS.prefill_mfu_floor is not None and not 0 < FLAGS.prefill_mfu_floor <= 1:
         raise UsageError(f"--prefill_mfu_floor={FLAGS.prefill_mfu_floor}: a share of the peak is above 0, at most 1")
     if FLAGS.peak_tflops is not None and not 0 < FLAGS.peak_tflops < math.inf:
@@ -218,18 +206,9 @@ def _check_flags() -> None:
 
 
 def _config() -> ClusterConfig:
-    prefill, stages = _instances_and_stages(FLAGS.prefill)
+    prefill, stages = instances_and_stages(FLAGS.prefill)
     flags = {field.name: FLAGS[field.name].value for field in dataclasses.fields(ClusterConfig) if field.name in FLAGS}
     return ClusterConfig(**flags | {"prefill": prefill, "stages": stages})
-
-
-def _instances_and_stages(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", text)
-    if found is None:
-        raise UsageError(
-            f"--prefill={text}: write how many instances, or instances x stages of each, as in 2 or 2x4, to 9999"
-        )
-    return int(found[1]), int(found[2] or 1)
 
 
 def _choose_dtype(config: ClusterConfig, measure: bool) -> tuple[ClusterConfig, str | None]:

@@ -5,7 +5,6 @@ The actors are those that serve on real ranks; a cost model stands in for engine
 
 import gc
 import math
-import re
 import sys
 import time
 import warnings
@@ -15,15 +14,19 @@ from typing import Any
 from absl import flags
 
 from mooncake_jax import metrics
-from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cluster.record import Recorded
 from mooncake_jax.cluster.results import Results, check_writable
 from mooncake_jax.commands.progress import WorkProgress
+from mooncake_jax.commands.scheduling_flags import (
+    check_above_zero,
+    check_at_least,
+    define_scheduling_flags,
+    instances_and_stages,
+)
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.report import print_results
 from mooncake_jax.request import SLO, Outcome, Request
-from mooncake_jax.sched import plugins
 from mooncake_jax.sched.cost_file import resolve_cost
 from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
 from mooncake_jax.simulate.actors import make_actors
@@ -56,37 +59,12 @@ def _define() -> None:
     flags.DEFINE_float("decision_s", SCHEDULE_S, "seconds from an arrival until its prefill instance knows", **kwargs)
     flags.DEFINE_integer("dram_mib", 937_500, "MiB of DRAM that each prefill node lends to the KVCache pool", **kwargs)
     flags.DEFINE_integer("ssd_mib", 0, "MiB of SSD that each prefill node lends to it", **kwargs)
-    flags.DEFINE_enum("eviction", "lru", list(POLICIES), "which block of the KVCache pool leaves first", **kwargs)
     flags.DEFINE_integer(
         "device_kv_tokens", 1_300_000, "tokens of KVCache in a decoding instance's device memory", **kwargs
     )
     flags.DEFINE_integer("max_batch", 256, "most requests that an instance decodes at once", **kwargs)
-    flags.DEFINE_float(
-        "ttft_slo", math.inf, "reject what is predicted to take longer to its first token, seconds", **kwargs
-    )
-    flags.DEFINE_float("tbt_slo", math.inf, "reject what is predicted to take longer between tokens, seconds", **kwargs)
-    flags.DEFINE_string(
-        "policy",
-        plugins.DEFAULT_POLICY,
-        f"where requests go: {', '.join(plugins.POLICIES)}, or package.module:Class",
-        **kwargs,
-    )
-    flags.DEFINE_float(
-        "kvcache_balancing_threshold",
-        2.0,
-        "kvcache-centric copies blocks to an instance if the best match is more than so many times its own",
-        **kwargs,
-    )
-    flags.DEFINE_string(
-        "admission",
-        plugins.DEFAULT_ADMISSION,
-        f"which requests are served at all: {', '.join(plugins.ADMISSIONS)}, or package.module:Class",
-        **kwargs,
-    )
+    define_scheduling_flags(FLAGS)
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
-    flags.DEFINE_float(
-        "decoding_time_s", None, "early-predicted takes every output to last so long (default: learned)", **kwargs
-    )
     flags.DEFINE_float("request_timeout", math.inf, "seconds after its arrival at which a request fails", **kwargs)
     flags.DEFINE_integer("seed", 0, "seed of --policy=random", **kwargs)
     flags.DEFINE_bool("single_steps", False, "an event for each decoding step: slow, for checking", **kwargs)
@@ -152,7 +130,7 @@ def _report(config: SimulationConfig, run: Run, requests: list[Request], results
 
 def make_config() -> SimulationConfig:
     """As the flags say. Raises UsageError."""
-    prefill, stages = _instances_and_stages(FLAGS.prefill)
+    prefill, stages = instances_and_stages(FLAGS.prefill)
     model = ARCHITECTURES[FLAGS.model]
     names = set(SimulationConfig.__dataclass_fields__) & set(FLAGS)
     values: dict[str, Any] = {name: FLAGS[name].value for name in names}
@@ -185,30 +163,16 @@ def _check_flags() -> None:
         raise UsageError(
             f"--model={FLAGS.model}: no shape is known by this name; use one of {', '.join(ARCHITECTURES)}"
         )
-    for name in ("decode", "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch"):
-        if FLAGS[name].value < 1:
-            raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
-    for name in ("ssd_mib", "decision_s", "seed"):
-        if not 0 <= FLAGS[name].value < math.inf:
-            raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 0")
-    for name in ("ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", "speed", "link_gbps"):
-        if FLAGS[name].value is not None and not FLAGS[name].value > 0:
-            raise UsageError(f"--{name}={FLAGS[name].value}: it must be above 0")
+    check_at_least(FLAGS, 1, "decode", "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch")
+    check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
+    check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
+    check_above_zero(FLAGS, "speed", "link_gbps")
     for name in ("speed", "link_gbps"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
             raise UsageError(f"--{name}=inf: it must be a finite number")
     for part in FLAGS.without:
         if part not in PARTS:
             raise UsageError(f"--without: there is no part {part!r}; use some of {','.join(PARTS)}")
-
-
-def _instances_and_stages(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", text)
-    if found is None:
-        raise UsageError(
-            f"--prefill={text}: write how many instances, or instances x nodes of each, as in 8 or 2x4, to 9999"
-        )
-    return int(found[1]), int(found[2] or 1)
 
 
 def _rows():

@@ -1,19 +1,14 @@
 """The actors of a simulated cluster: those that serve on real ranks (sched/)."""
 
-from mooncake_jax.cache.pool import KVCachePool
-from mooncake_jax.request import SLO
 from mooncake_jax.sched.admission import Admission
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
-from mooncake_jax.sched.decoding_load import DecodingLoad
+from mooncake_jax.sched.making import Capacities, make_conductor
 from mooncake_jax.sched.messages import CONDUCTOR
-from mooncake_jax.sched.plugins import SERVING_ALL, load_admission, load_policy
+from mooncake_jax.sched.plugins import SERVING_ALL
 from mooncake_jax.sched.prefill import PrefillInstance
-from mooncake_jax.sched.prefill_queue import PrefillQueue
-from mooncake_jax.sched.scheduler import Scheduler
 from mooncake_jax.sched.serve import Actor
-from mooncake_jax.sched.view import ClusterView
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.group import GroupCost
 
@@ -24,27 +19,13 @@ def make_actors(config: SimulationConfig, cost: CostModel) -> dict[str, Actor]:
     """
     if config.stages > 1:
         cost = GroupCost(cost, config.stages, config.prefill_chunk)
-    view = ClusterView(
-        prefill={node: PrefillQueue(config.stages, config.prefill_chunk) for node in config.prefill_nodes},
-        decoding={node: DecodingLoad() for node in config.decoding_nodes},
-        pool=KVCachePool(
-            dict.fromkeys(config.prefill_nodes, config.dram_blocks),
-            config.eviction,
-            dict.fromkeys(config.prefill_nodes, config.ssd_blocks),
-        ),
-        cost=cost,
-        slo=SLO(config.ttft_slo, config.tbt_slo),
-        block_size=config.block_size,
-        bytes_per_token=config.bytes_per_token,
-        kv_tokens=config.decoding_pages * config.block_size,
-    )
-    policy = load_policy(config.policy, config.seed, config.kvcache_balancing_threshold)
-    admission = load_admission(config.admission, config.decoding_time_s)
-    scheduler = Scheduler(policy, admission, config.policy, config.admission)
+    dram = dict.fromkeys(config.prefill_nodes, config.dram_blocks)
+    ssd = dict.fromkeys(config.prefill_nodes, config.ssd_blocks)
+    conductor = make_conductor(config, Capacities(dram, ssd, config.bytes_per_token), cost)
     limits = DecodingLimits(config.max_batch, config.decoding_pages, config.block_size, tbt_slo=config.tbt_slo)
     step_cost = cost if config.recheck and config.admission != SERVING_ALL else None
     return {
-        CONDUCTOR: Conductor(view, scheduler, config.request_timeout),
+        CONDUCTOR: conductor,
         **{node: PrefillInstance(node, config.stages) for node in config.prefill_nodes},
         **{node: DecodingInstance(node, limits, step_cost) for node in config.decoding_nodes},
     }

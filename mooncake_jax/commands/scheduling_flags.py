@@ -1,0 +1,64 @@
+"""Flags that `replay` and `simulate` share: where requests go, which are served, and what the pool evicts."""
+
+import math
+import re
+
+from absl import flags
+
+from mooncake_jax.cache.eviction import POLICIES
+from mooncake_jax.errors import UsageError
+from mooncake_jax.sched import plugins
+
+
+def define_scheduling_flags(values: flags.FlagValues) -> None:
+    kwargs = {"flag_values": values}
+    flags.DEFINE_enum("eviction", "lru", list(POLICIES), "which block of the KVCache pool leaves first", **kwargs)
+    flags.DEFINE_float(
+        "ttft_slo", math.inf, "reject what is predicted to take longer to its first token, seconds", **kwargs
+    )
+    flags.DEFINE_float("tbt_slo", math.inf, "reject what is predicted to take longer between tokens, seconds", **kwargs)
+    flags.DEFINE_string(
+        "policy",
+        plugins.DEFAULT_POLICY,
+        f"where requests go: {', '.join(plugins.POLICIES)}, or package.module:Class",
+        **kwargs,
+    )
+    flags.DEFINE_float(
+        "kvcache_balancing_threshold",
+        2.0,
+        "kvcache-centric copies blocks to an instance if the best match is more than so many times its own",
+        **kwargs,
+    )
+    flags.DEFINE_string(
+        "admission",
+        plugins.DEFAULT_ADMISSION,
+        f"which requests are served at all: {', '.join(plugins.ADMISSIONS)}, or package.module:Class",
+        **kwargs,
+    )
+    flags.DEFINE_float(
+        "decoding_time_s", None, "early-predicted takes every output to last so long (default: learned)", **kwargs
+    )
+
+
+def check_at_least(values: flags.FlagValues, least: int, *names: str) -> None:
+    """Raises UsageError."""
+    for name in names:
+        if not least <= values[name].value < math.inf:
+            raise UsageError(f"--{name}={values[name].value}: it must be at least {least}")
+
+
+def check_above_zero(values: flags.FlagValues, *names: str, unit: str = "") -> None:
+    """Those that are given. Raises UsageError."""
+    for name in names:
+        if values[name].value is not None and not values[name].value > 0:
+            raise UsageError(f"--{name}={values[name].value}: it must be above 0{unit}")
+
+
+def instances_and_stages(text: str) -> tuple[int, int]:
+    """What --prefill says. Raises UsageError."""
+    found = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", text)
+    if found is None:
+        raise UsageError(
+            f"--prefill={text}: write how many instances, or instances x stages of each, as in 2 or 2x4, to 9999"
+        )
+    return int(found[1]), int(found[2] or 1)

@@ -1,0 +1,77 @@
+"""What Conductor is made of, from the settings of a cluster: of ranks, or in virtual time."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from mooncake_jax.cache.pool import KVCachePool
+from mooncake_jax.request import SLO
+from mooncake_jax.sched.conductor import Conductor
+from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.decoding_load import DecodingLoad
+from mooncake_jax.sched.plugins import load_admission, load_policy
+from mooncake_jax.sched.prefill_queue import PrefillQueue
+from mooncake_jax.sched.scheduler import Scheduler
+from mooncake_jax.sched.view import ClusterView
+
+TimeLimit = Callable[[], AbstractContextManager]
+
+
+class Settings(Protocol):
+    """What the configurations of both kinds of cluster have."""
+
+    stages: int
+    prefill_chunk: int
+    block_size: int
+    eviction: str
+    policy: str
+    admission: str
+    kvcache_balancing_threshold: float
+    decoding_time_s: float | None
+    seed: int
+    ttft_slo: float
+    tbt_slo: float
+    request_timeout: float
+
+    @property
+    def prefill_nodes(self) -> tuple[str, ...]: ...
+
+    @property
+    def decoding_nodes(self) -> tuple[str, ...]: ...
+
+    @property
+    def decoding_pages(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capacities:
+    """Blocks that the DRAM and the SSD of each prefill instance hold, and bytes of a token's KVCache."""
+
+    dram: Mapping[str, int]
+    ssd: Mapping[str, int]
+    bytes_per_token: int
+
+
+def make_conductor(
+    settings: Settings, capacities: Capacities, cost: CostModel, time_limit: TimeLimit = nullcontext
+) -> Conductor:
+    """cost: what Conductor believes. Raises UsageError where a policy or an admission cannot be loaded."""
+    view = ClusterView(
+        prefill={node: PrefillQueue(settings.stages, settings.prefill_chunk) for node in settings.prefill_nodes},
+        decoding={node: DecodingLoad() for node in settings.decoding_nodes},
+        pool=KVCachePool(capacities.dram, settings.eviction, capacities.ssd),
+        cost=cost,
+        slo=SLO(settings.ttft_slo, settings.tbt_slo),
+        block_size=settings.block_size,
+        bytes_per_token=capacities.bytes_per_token,
+        kv_tokens=settings.decoding_pages * settings.block_size,
+    )
+    return Conductor(view, make_scheduler(settings, time_limit), settings.request_timeout)
+
+
+def make_scheduler(settings: Settings, time_limit: TimeLimit = nullcontext) -> Scheduler:
+    """Raises UsageError where a policy or an admission cannot be loaded."""
+    policy = load_policy(settings.policy, settings.seed, settings.kvcache_balancing_threshold)
+    admission = load_admission(settings.admission, settings.decoding_time_s)
+    return Scheduler(policy, admission, settings.policy, settings.admission, time_limit)
