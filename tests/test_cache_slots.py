@@ -5,8 +5,15 @@ import pytest
 from store_blocks import DTYPES, LAYOUTS, block, random_block, random_blocks
 
 from mooncake_jax.cache.pool import Block
-from mooncake_jax.cache.slots import NotWhole, check_slot
+from mooncake_jax.cache.slots import NotWhole, Slots
 from mooncake_jax.cache.store import BlockStore
+
+
+def check_slot(raw, layout, key):
+    """The block in a slot's bytes, as whoever has read them finds it."""
+    slots = Slots(raw.reshape(1, -1), layout)
+    slots.check(0, key)
+    return slots.blocks[0]
 
 
 def slot_of(memory, store, slot):

@@ -1,6 +1,7 @@
 """How KVCache leaves a device, as far as it goes without one."""
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,10 +28,24 @@ def has_cuda_driver():
 without_gpu = pytest.mark.skipif(has_cuda_driver(), reason="there may be a GPU here")
 
 
-def test_mpi_gets_device_memory_as_it_is_and_only_once_it_is_computed():
-    command = [*mpiexec_command(2), sys.executable, PROGRAM]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def exchange(platform):
+    command, environment = [*mpiexec_command(2), sys.executable, PROGRAM], os.environ | {"JAX_PLATFORMS": platform}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert result.returncode == 0, result.stderr
+    assert f"rank 0 sent from {platform.replace('cuda', 'gpu')}" in result.stdout
+    return result
+
+
+@pytest.mark.skipif(not has_cuda_driver(), reason="takes a GPU")
+def test_mpi_gets_a_gpus_memory_as_it_is():
+    chosen, found = choose_transport("auto", "gpu", 1)
+    if not isinstance(chosen, DeviceTransport):
+        pytest.skip(found)  # takes an MPI that reads device memory, too
+    assert "rank 1 equal [True, True, True, True]" in exchange("cuda").stdout
+
+
+def test_mpi_gets_device_memory_as_it_is_and_only_once_it_is_computed():
+    result = exchange("cpu")
     assert "rank 0 read early [[False], [False]], fetched [0, 0]" in result.stdout
     assert "rank 1 equal [True, True, True, True]" in result.stdout
 

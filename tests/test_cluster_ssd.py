@@ -3,6 +3,7 @@ befalls the SSD, requests get the same tokens.
 """
 
 import shutil
+import subprocess
 
 import pytest
 from cluster_run import TINY, finish, prompt, replay, replayed_differences, start, wait_for_message, write_prompts
@@ -193,3 +194,16 @@ def test_a_disk_that_others_fill_keeps_what_it_has_and_all_requests_are_served(t
     assert run.summary()["pool"]["unwritten"] > 0
     assert "prefill0: SSD tier: failed" in run.stderr and "No space left" in run.stderr
     assert reused(later)["a"] > 200, "older blocks stay readable, as many as leave room for writing"
+
+
+def test_a_disk_that_is_read_only_serves_what_it_has(first, tmp_path):
+    rows = [prompt("a", 300, seed=1), prompt("new", 300, seed=7, arrival_s=1.0)]
+    path = write_prompts(tmp_path / "prompts.jsonl", rows)
+    with tmpfs(tmp_path / "disk", "size=4m") as folder:
+        shutil.copytree(first.ssd, folder / "ssd")
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        run = replay(tmp_path / "out", *FLAGS, f"--prompts={path}", f"--ssd_dir={folder / 'ssd'}")
+    assert tokens(run)["a"] == tokens(first)["a"]
+    assert reused(run) == {"a": 288, "new": 0}
+    assert run.summary()["pool"]["unwritten"] > 0
+    assert "prefill0: SSD tier: failed" in run.stderr and "Read-only file system" in run.stderr

@@ -2,7 +2,7 @@
 
 A header names the block, says which layers are written and what each layer's checksum is, and has a checksum of its
 own. So whoever has a slot's bytes can tell alone that they are the block it wanted, all of it and untorn: a rank, say,
-that has read them from another rank's memory without its help (check_slot). Knows nothing of where slots come from.
+that has read them from another rank's memory without its help. Knows nothing of where slots come from.
 """
 
 from collections.abc import Sequence
@@ -30,16 +30,6 @@ def header_bytes(layout: BlockLayout) -> int:
 def slot_bytes(layout: BlockLayout) -> int:
     """Of a header and a block."""
     return header_bytes(layout) + _aligned(layout.nbytes)
-
-
-def check_slot(raw: np.ndarray, layout: BlockLayout, key: bytes) -> np.ndarray:
-    """The block in a slot's bytes, a view [layers, 2, tokens, kv_heads, head_dim] of the layout's raw type.
-
-    raw: uint8 [slot_bytes(layout)], contiguous. Raises NotWhole unless it is the block of this key, whole and intact.
-    """
-    slots = Slots(raw.reshape(1, -1), layout)
-    slots.check(0, key)
-    return slots.blocks[0]
 
 
 class Slots:

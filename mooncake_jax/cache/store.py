@@ -45,7 +45,7 @@ class BlockStore:
         return slots * slot_bytes(layout)
 
     def slot_range(self, slot: int) -> tuple[int, int]:
-        """Offset and bytes of a slot in the slab: what check_slot() takes."""
+        """Offset and bytes of a slot in the slab, header and all."""
         return slot * self._slot_bytes, self._slot_bytes
 
     def raw(self, slot: int) -> np.ndarray:

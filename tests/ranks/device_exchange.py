@@ -1,4 +1,6 @@
-"""Run by test_cache_transport.py on two ranks: rank 0 sends arrays as if they lay on a device, rank 1 receives them."""
+"""Run by test_cache_transport.py on two ranks: rank 0 sends arrays as if they lay on a device, rank 1 receives them.
+JAX's lie where JAX_PLATFORMS says.
+"""
 
 import sys
 from pathlib import Path
@@ -33,6 +35,7 @@ def main():
             sent = messenger.send_buffers(1, header, DeviceTransport().rows(array))
             del array  # MPI must keep what it reads
             sent.result(DEADLINE_S)
+        print(f"rank 0 sent from {jnp.zeros(1).devices().pop().platform}")
         early = [array.read_early for array in faked]
         print(f"rank 0 read early {early}, fetched {[array.fetched for array in faked]}")
     else:
