@@ -12,7 +12,7 @@ under a CRC of its own, and the row. A whole block costs one read, cold as fast 
 
 Slots are written as TensorStore would write them, but straight from the block: all that a shard has besides its chunks
 is the index, the same for every slot, which TensorStore encodes once. Its own way costs two copies of the block and
-memory for them, and made puts a tenth slower than plain files at best, where these are as fast, with checksums.
+memory for them, and made puts a tenth slower than plain files at best, where these are a twentieth, with checksums.
 
 A slot is whole or not there, whoever is killed (ssd_file.py). A killed writer leaves a file `.__lock`, TensorStore's
 name for what is unfinished, which holds up nobody but takes space. Knows nothing of capacity, of which blocks are worth

@@ -10,7 +10,7 @@ blocks, a call of its array driver takes 20 to 50 us, a layer's copy 8, so that 
 rate instead of nine tenths, and a write to several slots at once to a tenth.
 
 Safe for one writer of a slot at a time, and any number of readers of slots that nobody writes, which pinned
-reservations guarantee. A slot that is given away all the same while it is read is noticed.
+reservations guarantee. A slot that is given away all the same while a call reads it is noticed.
 """
 
 from collections.abc import Iterable, Sequence
