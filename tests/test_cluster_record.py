@@ -30,6 +30,7 @@ MESSAGES = [
     m.NodeLost("decode0"),
     m.Expired("r1"),
     m.Interrupted(),
+    m.ReviewRoles(),
     m.SSDReported("prefill0", ((BLOCKS[0].key, None), (BLOCKS[1].key, BLOCKS[0].key))),
     m.BlocksPromoted(3, "prefill1", BLOCKS, "damaged"),
     m.BlocksWritten(3, "prefill1", (BLOCKS[0].key,), "disk full"),

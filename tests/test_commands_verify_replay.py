@@ -46,6 +46,8 @@ CONFIG = ClusterConfig(
     tbt_slo=math.inf,
     peak_tflops=None,
     prefill_mfu_floor=None,
+    elastic_roles=False,
+    elastic_after_s=30.0,
 )
 SETTINGS = ActorSettings(
     CONFIG,

@@ -11,6 +11,7 @@ from mooncake_jax.cluster.record import protocol
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
+from mooncake_jax.sched.elastic_instance import together
 from mooncake_jax.sched.making import Capacities, TimeLimit, make_conductor
 from mooncake_jax.sched.messages import CONDUCTOR
 from mooncake_jax.sched.plugins import SERVING_ALL
@@ -23,7 +24,7 @@ LIMITS = ("ttft_slo", "tbt_slo", "kvcache_balancing_threshold")  # JSON has no i
 @dataclass(frozen=True)
 class ActorSettings:
     """Everything that decides how the actors of one run behave. slots and ssd_blocks: blocks that the DRAM and the SSD
-    of each prefill instance hold; steps: step_coefficients of each decoding instance, as it has measured itself.
+    of each prefill instance hold; steps: step_coefficients of each instance that may decode, as it has measured itself.
     """
 
     config: ClusterConfig
@@ -36,14 +37,12 @@ class ActorSettings:
 
     def actors(self, time_limit: TimeLimit = nullcontext) -> dict[str, Actor]:
         """Fresh actors, by node. time_limit: of each of Conductor's decisions; in a cluster that of time_limit.py."""
-        return {
-            CONDUCTOR: self.conductor(time_limit),
-            **{node: prefill_instance(node, self.config) for node in self.config.prefill_nodes},
-            **{
-                node: decoding_instance(node, self.config, self.stop_ids, self.steps[node])
-                for node in self.config.decoding_nodes
-            },
+        prefill = {node: prefill_instance(node, self.config) for node in self.config.prefill_nodes}
+        decoding = {
+            node: decoding_instance(node, self.config, self.stop_ids, self.steps[node])
+            for node in self.config.may_decode
         }
+        return {CONDUCTOR: self.conductor(time_limit), **together(prefill, decoding)}
 
     def conductor(self, time_limit: TimeLimit = nullcontext) -> Conductor:
         capacities = Capacities(self.slots, self.ssd_blocks, self.bytes_per_token)

@@ -20,7 +20,9 @@ class ClusterConfig:
     predicts with it, None to learn it; seed: of a policy that draws; request_timeout in seconds from arrival;
     link_gbps: the modelled rate of what an instance's rank sends, None for as fast as it goes; transport: how KVCache
     leaves the devices (cache/transport.py); peak_tflops: of each prefill device, in 1e12 FLOPs a second, None to
-    measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound.
+    measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound;
+    elastic_roles: whether prefill instances decode while decoding is short of instances (sched/elastic.py), once that
+    has lasted for elastic_after_s seconds.
     """
 
     model: str
@@ -50,6 +52,8 @@ class ClusterConfig:
     tbt_slo: float
     peak_tflops: float | None
     prefill_mfu_floor: float | None
+    elastic_roles: bool
+    elastic_after_s: float
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -64,6 +68,11 @@ class ClusterConfig:
     @property
     def decoding_nodes(self) -> tuple[str, ...]:
         return tuple(f"decode{i}" for i in range(self.decode))
+
+    @property
+    def may_decode(self) -> tuple[str, ...]:
+        """All instances that can be asked to."""
+        return self.decoding_nodes + (self.prefill_nodes if self.elastic_roles else ())
 
     def stage_nodes(self, instance: str) -> tuple[str, ...]:
         """The ranks of a prefill instance; the first one speaks for it."""

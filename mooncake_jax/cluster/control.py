@@ -46,7 +46,7 @@ class Ready:
     ssd_stored: tuple[tuple[bytes, bytes | None], ...]  # (key, parent's key) of those there, the least recent first
     ssd_foreign: int  # bytes that other models' blocks take of its SSD
     measured: Measured
-    step: tuple[float, float, float] | None  # a decoding instance's step_coefficients, fitted to what it measured
+    step: tuple[float, float, float] | None  # step_coefficients of one that may decode, fitted to what it measured
     compiled: int  # shapes its engine has compiled, or found compiled on disk
     warm_up_s: float  # what that took
 

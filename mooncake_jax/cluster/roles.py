@@ -1,7 +1,11 @@
-"""How a rank becomes what it is told to be: a stage of a prefill instance, or a decoding instance."""
+"""How a rank becomes what it is told to be: a stage of a prefill instance, a decoding instance, or one that can do
+either.
+"""
 
+import dataclasses
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +21,7 @@ from mooncake_jax.cluster.actors import decoding_instance, prefill_instance
 from mooncake_jax.cluster.config import ClusterConfig, instance_of
 from mooncake_jax.cluster.control import Join, Measured, Ready, Setup
 from mooncake_jax.cluster.decoding_hardware import DecodingHardware
+from mooncake_jax.cluster.elastic_hardware import ElasticHardware
 from mooncake_jax.cluster.following import FollowingStage
 from mooncake_jax.cluster.frontend import stop_ids
 from mooncake_jax.cluster.links import Links
@@ -35,6 +40,8 @@ from mooncake_jax.parallel.peak import measure_peak
 from mooncake_jax.parallel.pipeline import PipelineModel, load_pipeline
 from mooncake_jax.parallel.prefill import PrefillEngine
 from mooncake_jax.parallel.processes import free_address, join_processes, stage_devices, use_cpu_devices
+from mooncake_jax.sched.decoding import DecodingInstance
+from mooncake_jax.sched.elastic_instance import ElasticInstance
 from mooncake_jax.sched.fitting import fit_step
 from mooncake_jax.sched.serve import Actor
 
@@ -65,20 +72,46 @@ def become(member: Member, setup: Setup) -> Role:
 
 
 def _become_decoding(member: Member, config: ClusterConfig, path: Location) -> Role:
-    model = load_model(path, config.dtype)
-    layout = config.block_layout(model.config)
-    engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
-    warm_up_s = timed(engine.warm_up)
-    measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
-    step = fit_step(measured.step)  # here, and not also by Conductor's rank: another machine may round otherwise
-    decode = model.tokenizer.decode if model.tokenizer is not None else None
-    hardware = DecodingHardware(member.node, engine, layout, decode, member.post)
-    actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), step)
+    decoder = _decoder(member, config, load_model(path, config.dtype))
     if config.lends_dram:
         member.lend(0)  # all ranks make the window
     fingerprint = model_fingerprint(path, config.dtype)
-    ready = Ready(member.node, fingerprint, 0, None, 0, (), 0, measured, step, engine.compile_count, warm_up_s)
-    return actor, hardware, ready
+    nothing = Ready(member.node, fingerprint, 0, None, 0, (), 0, Measured(), None, 0, 0.0)
+    return decoder.actor, decoder.hardware, decoder.ready(nothing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    """What decodes on a rank, and what it has measured of itself. step: its step_coefficients."""
+
+    actor: DecodingInstance
+    hardware: DecodingHardware
+    points: tuple[tuple[int, int, float], ...]
+    step: tuple[float, float, float]
+    compiled: int
+    warm_up_s: float
+
+    def ready(self, rest: Ready) -> Ready:
+        """What the rank tells Conductor's, with what is told of the rest of it."""
+        return dataclasses.replace(
+            rest,
+            measured=dataclasses.replace(rest.measured, step=self.points),
+            step=self.step,
+            compiled=rest.compiled + self.compiled,
+            warm_up_s=rest.warm_up_s + self.warm_up_s,
+        )
+
+
+def _decoder(member: Member, config: ClusterConfig, model: LoadedModel) -> _Decoder:
+    layout = config.block_layout(model.config)
+    engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
+    warm_up_s = timed(engine.warm_up)
+    points = measure_steps(engine, layout, config.max_batch, model.config.max_context)
+    step = fit_step(points)  # here, and not also by Conductor's rank: another machine may round otherwise
+    decode = model.tokenizer.decode if model.tokenizer is not None else None
+    hardware = DecodingHardware(member.node, engine, layout, decode, member.post)
+    actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), step)
+    return _Decoder(actor, hardware, points, step, engine.compile_count, warm_up_s)
 
 
 def _become_stage(member: Member, config: ClusterConfig, path: Location, longest_prompt: int) -> Role:
@@ -116,7 +149,12 @@ def _become_stage(member: Member, config: ClusterConfig, path: Location, longest
         return None, FollowingStage(*made_of, lambda report: member.send(instance, report), member.post), ready
     hardware = PrefillHardware(instance, config.stage_nodes(instance)[1:], config.block_size, member, member.post)
     hardware.start(PrefillStage(*made_of, hardware.on_report, member.post))
-    return prefill_instance(instance, config), hardware, ready
+    actor = prefill_instance(instance, config)
+    if not config.elastic_roles:
+        return actor, hardware, ready
+    decoder = _decoder(member, config, model)
+    both = ElasticInstance(actor, decoder.actor), ElasticHardware(hardware, decoder.hardware)
+    return *both, decoder.ready(ready)
 
 
 def _dram(member: Member, config: ClusterConfig, nbytes: int) -> np.ndarray | None:

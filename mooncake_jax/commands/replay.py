@@ -27,6 +27,7 @@ from mooncake_jax.commands.plan import Plan
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
+    check_elastic_flags,
     define_scheduling_flags,
     instances_and_stages,
 )
@@ -36,7 +37,7 @@ from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.sources import inspect_model, model_fingerprint
 from mooncake_jax.model.tokenizer import Tokenizer
 from mooncake_jax.request import Request
-from mooncake_jax.sched.making import make_scheduler
+from mooncake_jax.sched.making import make_role_policy, make_scheduler
 from mooncake_jax.workload.prompts import builtin_prompts, read_prompts
 from mooncake_jax.workload.trace import read_trace, trace_requests
 
@@ -161,6 +162,7 @@ def make_plan(ranks: int | None = None) -> Plan:
     check_writable(out)
     config, measured = _config(), None
     make_scheduler(config)  # before anything is loaded: a policy may not be there
+    make_role_policy(config)
     _check_ranks(config, ranks)
     if config.dtype == "auto":
         config, measured = _choose_dtype(config, ranks is not None)
@@ -189,6 +191,9 @@ def _check_flags() -> None:
         raise UsageError(f"--interval_s={FLAGS.interval_s} is for prompts, a trace has its own times: use --time_scale")
     check_at_least(FLAGS, 1, *COUNTS)
     check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
+    check_elastic_flags(FLAGS)
+    if FLAGS.elastic_roles and FLAGS.tp > 1:
+        raise UsageError(f"--tp={FLAGS.tp}: with --elastic_roles an instance decodes too, on one device: use --tp=1")
     if FLAGS.prefill_mfu_floor is not None and not 0 < FLAGS.prefill_mfu_floor <= 1:
         raise UsageError(f"--prefill_mfu_floor={FLAGS.prefill_mfu_floor}: a share of the peak is above 0, at most 1")
     if FLAGS.peak_tflops is not None and not 0 < FLAGS.peak_tflops < math.inf:

@@ -96,6 +96,7 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         "engine": _engine(plan, ready),
         "pool": _pool(conductor.view.pool),
         "prefill_mfu": _prefill_mfu(plan, ready, conductor, duration),
+        "roles": conductor.roles.summary() if conductor.roles is not None else None,
         "faults": dict(conductor.scheduler.faults.most_common()),
     }
     return _report(plan, parts, settings, results, duration, rank)
@@ -127,7 +128,7 @@ def _settings(plan: Plan, ready: dict[str, Ready], ssd: dict[str, SSDContents]) 
         },
         ssd_blocks={instance: contents.blocks for instance, contents in ssd.items()},
         cost=fit_cost([message.measured for message in ready.values()]),
-        steps={node: ready[node].step for node in plan.config.decoding_nodes},
+        steps={node: ready[node].step for node in plan.config.may_decode},
         bytes_per_token=plan.config.block_layout(plan.model).bytes_per_token,
         stop_ids=stop_ids(plan.tokenizer),
     )

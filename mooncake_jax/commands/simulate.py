@@ -20,6 +20,7 @@ from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
+    check_elastic_flags,
     define_scheduling_flags,
     instances_and_stages,
 )
@@ -121,7 +122,7 @@ def _report(config: SimulationConfig, run: Run, requests: list[Request], results
     summary = metrics.summarise(run.outcomes, slo, run.duration_s)
     workload = {"trace": FLAGS.trace, "limit": FLAGS.limit, "speed": FLAGS.speed}
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
-    parts = {"pool": run.pool, "hardware": run.hardware, "workload": workload, **cost}
+    parts = {"pool": run.pool, "roles": run.roles, "hardware": run.hardware, "workload": workload, **cost}
     results.finish(summary | parts | {"settings": {"config": config.to_json()}})
     order = {request.id: place for place, request in enumerate(requests)}
     print_results(sorted(run.outcomes, key=lambda outcome: order[outcome.id]), summary)
@@ -166,6 +167,7 @@ def _check_flags() -> None:
     check_at_least(FLAGS, 1, "decode", "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch")
     check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
     check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
+    check_elastic_flags(FLAGS)
     check_above_zero(FLAGS, "speed", "link_gbps")
     for name in ("speed", "link_gbps"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):

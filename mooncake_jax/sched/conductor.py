@@ -12,6 +12,7 @@ from mooncake_jax import metrics
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Request, TokenLogprobs
 from mooncake_jax.sched.actions import Action, Later, Report, Send
 from mooncake_jax.sched.decisions import Fault, Reject
+from mooncake_jax.sched.elastic import ElasticRoles
 from mooncake_jax.sched.messages import (
     Arrived,
     BlocksPromoted,
@@ -28,6 +29,7 @@ from mooncake_jax.sched.messages import (
     PrefillDone,
     PrefillFailed,
     PrefillStarted,
+    ReviewRoles,
     SSDReported,
     StartPrefill,
     StepsDecoded,
@@ -64,11 +66,13 @@ class _Attempt:
 
 class Conductor:
     """request_timeout: seconds from arrival after which a request fails, whatever keeps it. prefill_work: what each
-    prefill instance has computed so far.
+    prefill instance has computed so far. roles: what moves instances between prefill and decoding, None: nothing.
     """
 
-    def __init__(self, view: ClusterView, scheduler: Scheduler, request_timeout: float):
-        self.view, self.scheduler, self.request_timeout = view, scheduler, request_timeout
+    def __init__(
+        self, view: ClusterView, scheduler: Scheduler, request_timeout: float, roles: ElasticRoles | None = None
+    ):
+        self.view, self.scheduler, self.request_timeout, self.roles = view, scheduler, request_timeout, roles
         self.open: dict[str, _Open] = {}
         self.attempts: dict[int, _Attempt] = {}
         self.reservations = Reservations(view.pool)
@@ -78,7 +82,8 @@ class Conductor:
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
             case Arrived(request, None):
-                return [*self._dispatch(request, now), Later(self.request_timeout, Expired(request.id))]
+                looks = self.roles.arrived(now) if self.roles is not None else []
+                return [*self._dispatch(request, now), Later(self.request_timeout, Expired(request.id)), *looks]
             case Arrived(request, invalid):
                 return [Report(metrics.outcome(request, REJECTED, reason=invalid))]
             case SSDReported(node, stored):
@@ -109,6 +114,8 @@ class Conductor:
             case Expired(request_id):
                 reason = f"not finished within {self.request_timeout:g} s"
                 return self._cancel(self.open.get(request_id)) + self._end(self.open.get(request_id), FAILED, reason)
+            case ReviewRoles():
+                return self.roles.due(now, bool(self.open))
             case Interrupted():
                 return [
                     a for entry in list(self.open.values()) for a in self._end(entry, FAILED, "the run was interrupted")
@@ -162,7 +169,7 @@ class Conductor:
         else:
             self.view.prefill_failed(message.dispatch, message.node)
             entry = self._current(message.dispatch)
-            if entry is not None and self._alive(attempt.decoding):  # it may hold KVCache that will never be whole
+            if entry is not None and self.view.alive(attempt.decoding):  # it may hold KVCache that will never be whole
                 actions.append(Send(attempt.decoding, Cancel(message.dispatch)))
             if entry is not None and message.again:
                 self._leave_decoding(message.dispatch)
@@ -266,17 +273,16 @@ class Conductor:
         if entry is None:
             return []
         attempt = self.attempts[entry.dispatch]
-        return [Send(node, Cancel(entry.dispatch)) for node in (attempt.prefill, attempt.decoding) if self._alive(node)]
-
-    def _alive(self, node: str) -> bool:
-        return node in self.view.prefill or node in self.view.decoding
+        return [
+            Send(node, Cancel(entry.dispatch)) for node in (attempt.prefill, attempt.decoding) if self.view.alive(node)
+        ]
 
     def _node_lost(self, node: str, now: float) -> list[Action]:
         """Requests with no token yet are dispatched again; those that were decoding there fail."""
         self.view.lost(node)
         actions: list[Action] = []
         for number in self.reservations.copied_from(node):
-            if self._alive(self.attempts[number].prefill):  # its answer frees the blocks
+            if self.view.alive(self.attempts[number].prefill):  # its answer frees the blocks
                 actions.append(Send(self.attempts[number].prefill, CopyLost(number, f"{node} is lost")))
         prefilling = set(self.reservations.node_lost(node))
         for number, attempt in list(self.attempts.items()):
@@ -302,6 +308,8 @@ class Conductor:
             assert entry.dispatch in self.attempts, f"{entry.request.id}: open without an attempt"
         self.view.check()
         self.reservations.check()
+        if self.roles is not None:
+            self.roles.check()
         if not self.attempts:
             assert self.view.idle, "work is queued for nobody"
 

@@ -9,6 +9,7 @@ reject what misses its SLO, are SLOCheck in admission.py.
 import math
 import sys
 from collections.abc import Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from mooncake_jax.errors import UsageError
@@ -130,8 +131,8 @@ class AdaptiveKVCacheCentric(KVCacheCentric):
 
 
 def best_match(view: ClusterView, matches: Mapping[str, int]) -> Match:
-    """The longest; of equals, that of the first instance."""
-    node = max(view.prefill, key=matches.__getitem__)
+    """The longest; of equals, that of the first instance. Those that have moved to decoding keep what they have."""
+    node = max(chain(view.prefill, view.moved), key=matches.__getitem__)
     return Match(node, matches[node])
 
 

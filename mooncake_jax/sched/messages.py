@@ -167,6 +167,11 @@ class Interrupted:
     """The run is being stopped: everything still open ends now."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReviewRoles:
+    """It is time to look at the loads of both pools again (elastic.py)."""
+
+
 # --- handled by a prefill instance
 
 
@@ -280,6 +285,6 @@ class Cancel:
 Message: TypeAlias = (
     Arrived | SSDReported | PrefillStarted | PrefillDone | PrefillFailed | BlocksReplicated | BlocksPromoted
     | BlocksWritten | TokensDecoded | StepsDecoded | DecodingFailed | DecodingRejected | NodeLost | Expired
-    | Interrupted | StartPrefill | StoreOnSSD | CopyLost | KVCacheReceived | KVCacheLoaded | StepDone | StepsDone
-    | StepFailed | Cancel
+    | Interrupted | ReviewRoles | StartPrefill | StoreOnSSD | CopyLost | KVCacheReceived | KVCacheLoaded | StepDone
+    | StepsDone | StepFailed | Cancel
 )  # fmt: skip

@@ -106,7 +106,7 @@ def _wrong(chosen: object, view: ClusterView) -> str | None:
         return f"chose {_shown(chosen.prefill)}, which is no prefill instance here"
     if chosen.decoding not in view.decoding:
         return f"chose {_shown(chosen.decoding)}, which is no decoding instance here"
-    if source is not None and source not in view.prefill:
+    if source is not None and source not in view.prefill and source not in view.moved:
         return f"copies from {_shown(source)}, which is no prefill instance here"
     if source is not None and not (type(chosen.replicate_blocks) is int and chosen.replicate_blocks >= 0):
         return f"copies {_shown(chosen.replicate_blocks)} blocks"

@@ -4,6 +4,7 @@ from mooncake_jax.sched.admission import Admission
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
+from mooncake_jax.sched.elastic_instance import together
 from mooncake_jax.sched.making import Capacities, make_conductor
 from mooncake_jax.sched.messages import CONDUCTOR
 from mooncake_jax.sched.plugins import SERVING_ALL
@@ -24,11 +25,9 @@ def make_actors(config: SimulationConfig, cost: CostModel) -> dict[str, Actor]:
     conductor = make_conductor(config, Capacities(dram, ssd, config.bytes_per_token), cost)
     limits = DecodingLimits(config.max_batch, config.decoding_pages, config.block_size, tbt_slo=config.tbt_slo)
     step_cost = cost if config.recheck and config.admission != SERVING_ALL else None
-    return {
-        CONDUCTOR: conductor,
-        **{node: PrefillInstance(node, config.stages) for node in config.prefill_nodes},
-        **{node: DecodingInstance(node, limits, step_cost) for node in config.decoding_nodes},
-    }
+    prefill = {node: PrefillInstance(node, config.stages) for node in config.prefill_nodes}
+    decoding = {node: DecodingInstance(node, limits, step_cost) for node in config.may_decode}
+    return {CONDUCTOR: conductor, **together(prefill, decoding)}
 
 
 def judges_prefilled(conductor: Conductor) -> bool:

@@ -33,6 +33,7 @@ from mooncake_jax.sched.messages import (
     KVCacheLoaded,
     Message,
     PrefillDone,
+    ReviewRoles,
 )
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.decoding_hardware import DecodingHardware
@@ -62,7 +63,7 @@ class SimulatedCluster:
         rates, latency = _network(config, cost)
         shared = "sharing" not in config.without and math.inf not in rates.values()
         self.network = Network(self.events, rates, latency, shared)
-        self.decoding = {node: DecodingHardware(node, config, cost, self.events) for node in config.decoding_nodes}
+        self.decoding = {node: DecodingHardware(node, config, cost, self.events) for node in config.may_decode}
         self.prefill = {
             node: PrefillHardware(node, config, cost, self.events, self.network, self._received)
             for node in config.prefill_nodes
@@ -99,7 +100,8 @@ class SimulatedCluster:
             }
             for node, hardware in self.decoding.items()
         }
-        return {CONDUCTOR: conductor, **prefill, **decoding}
+        elastic = {node: prefill[node] | decoding[node] for node in prefill if node in decoding}
+        return {CONDUCTOR: conductor, **prefill, **decoding, **elastic}
 
     # --- what happens
 
@@ -128,6 +130,10 @@ class SimulatedCluster:
         if type(message) is Arrived:
             self._await_next()
         elif type(message) is Expired and message.request_id not in self.unended:  # it would change nothing
+            return False
+        elif (
+            type(message) is ReviewRoles and self.events.over
+        ):  # or a run in which nothing happens would go on for ever
             return False
         for hardware in self.decoding.values():
             hardware.catch_up(now)
@@ -161,7 +167,7 @@ class SimulatedCluster:
 
     def _order(self, action: Send, now: float) -> None:
         """What Conductor wants of an instance."""
-        delay = 0.0 if action.to in self.decoding else self._config.decision_s
+        delay = self._config.decision_s if action.to in self.prefill else 0.0
         self.events.post(now + delay, action.to, action.message)
 
     def _later(self, action: Later, now: float) -> None:

@@ -57,6 +57,8 @@ class SimulationConfig:
     request_timeout: float = math.inf
     ttft_slo: float = math.inf
     tbt_slo: float = math.inf
+    elastic_roles: bool = False
+    elastic_after_s: float = 30.0
     recheck: bool = True
     without: frozenset[str] = frozenset()
     single_steps: bool = False
@@ -68,6 +70,11 @@ class SimulationConfig:
     @property
     def decoding_nodes(self) -> tuple[str, ...]:
         return tuple(f"decode{i}" for i in range(self.decode))
+
+    @property
+    def may_decode(self) -> tuple[str, ...]:
+        """All instances that can be asked to."""
+        return self.decoding_nodes + (self.prefill_nodes if self.elastic_roles else ())
 
     @property
     def dram_blocks(self) -> int:

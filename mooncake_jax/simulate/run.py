@@ -27,12 +27,15 @@ class Stuck(Exception):
 
 @dataclass
 class Run:
-    """duration_s: from the start to the last ending. hardware: what it has done, ready for JSON."""
+    """duration_s: from the start to the last ending. hardware: what it has done, ready for JSON. roles: what
+    changes of role there were (sched/elastic.py), None where they are fixed.
+    """
 
     duration_s: float
     outcomes: list[Outcome] = field(default_factory=list)
     hardware: dict[str, Any] = field(default_factory=dict)
     pool: dict[str, Any] = field(default_factory=dict)
+    roles: dict[str, Any] | None = None
 
 
 def simulate(
@@ -73,6 +76,7 @@ def simulate(
     run.duration_s = cluster.last_ended
     run.hardware = _hardware(cluster)
     run.pool = _pool(conductor.view.pool)
+    run.roles = conductor.roles.summary() if conductor.roles is not None else None
     return run
 
 
