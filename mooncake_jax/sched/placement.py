@@ -5,15 +5,8 @@ Pure functions of the view.
 
 import math
 
-from mooncake_jax.sched.decisions import Dispatch, Reject
+from mooncake_jax.sched.decisions import Dispatch
 from mooncake_jax.sched.view import ClusterView, RequestView
-
-
-def nobody_alive(view: ClusterView) -> Reject | None:
-    """Why no request can be served at all, None if one can."""
-    if view.prefill and view.decoding:
-        return None
-    return Reject(f"no {'prefill' if not view.prefill else 'decoding'} instance is alive")
 
 
 def dispatch_to(prefill: str, request: RequestView, view: ClusterView, now: float) -> Dispatch:
