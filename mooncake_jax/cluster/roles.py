@@ -11,6 +11,7 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 from mooncake_jax.cache.one_sided import LentMemory
 from mooncake_jax.cache.ssd import SSDStore
+from mooncake_jax.cache.ssd_folder import check_folder
 from mooncake_jax.cache.store import BlockLayout, BlockStore
 from mooncake_jax.cache.transport import AUTO, Transport, choose_transport
 from mooncake_jax.cluster.actors import decoding_instance, prefill_instance
@@ -84,6 +85,8 @@ def _become_decoding(member: Member, config: ClusterConfig, path: Location) -> R
 def _become_stage(member: Member, config: ClusterConfig, path: Location, longest_prompt: int) -> Role:
     instance = instance_of(member.node)
     stage = config.stage_nodes(instance).index(member.node)
+    if config.ssd_dir is not None:  # before the model is loaded, which may take minutes
+        check_folder(Path(config.ssd_dir) / member.node)
     model = _load_stage(member, config, path, stage)
     architecture = open_source(path).config()
     layout = config.stage_layouts(architecture)[stage]

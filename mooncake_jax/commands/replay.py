@@ -6,6 +6,7 @@ makes the other ranks instances, runs Conductor, and writes the results.
 
 import dataclasses
 import importlib
+import itertools
 import math
 import os
 import signal
@@ -19,6 +20,7 @@ import mpi4py
 from absl import flags
 
 from mooncake_jax.cache.slots import slot_bytes
+from mooncake_jax.cache.ssd_folder import check_folder
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
 from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
@@ -45,7 +47,8 @@ MPI_START_DEADLINE_S = 60
 LEAST_GBPS, MOST_GBPS = 0.01, 10_000  # slower, and the measurements at the start would take minutes
 MOST_RANKS_HERE = 256  # more on one machine are a slip of the pen
 TRACE_FLAGS = ("limit", "length_scale", "time_scale")
-COUNTS = ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "ssd_mib", "device_kv_tokens", "max_batch")
+COUNTS = ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "ssd_mib", "max_batch")
+LEAST_KV_TOKENS = 16  # fewer serve nobody, and a decoding instance tries its steps on a few
 WORKLOAD_FLAGS = ("prompts", "trace", *TRACE_FLAGS, "interval_s", "seed")
 
 
@@ -162,6 +165,9 @@ def make_plan(ranks: int | None = None) -> Plan:
     config, measured = _config(), None
     make_scheduler(config)  # before anything is loaded: a policy may not be there
     _check_ranks(config, ranks)
+    if ranks is None and config.ssd_dir is not None:  # all ranks will be here; elsewhere each looks for itself
+        for node in itertools.chain.from_iterable(map(config.stage_nodes, config.prefill_nodes)):
+            check_folder(Path(config.ssd_dir) / node)
     if config.dtype == "auto":
         config, measured = _choose_dtype(config, ranks is not None)
     path = resolve(FLAGS.model, Path(FLAGS.model_dir))
@@ -188,6 +194,7 @@ def _check_flags() -> None:
     if FLAGS["interval_s"].present and FLAGS.trace is not None:
         raise UsageError(f"--interval_s={FLAGS.interval_s} is for prompts, a trace has its own times: use --time_scale")
     check_at_least(FLAGS, 1, *COUNTS)
+    check_at_least(FLAGS, LEAST_KV_TOKENS, "device_kv_tokens")
     check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
     if FLAGS.prefill_mfu_floor is not None and not 0 < FLAGS.prefill_mfu_floor <= 1:
         raise UsageError(f"--prefill_mfu_floor={FLAGS.prefill_mfu_floor}: a share of the peak is above 0, at most 1")
