@@ -136,6 +136,7 @@ class KVCachePool:
         """Pin the blocks of a prompt in a node's DRAM, those there and those to be written.
 
         Returns as many leading blocks as fit: a block without its parent would never be found. Undo with release().
+        Raises ValueError, with nothing changed, if a key comes twice, which chained ones never do.
         """
         tiers = self._nodes[node]
         fitting, evicted = tiers.dram.reserve(keys)
