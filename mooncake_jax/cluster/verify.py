@@ -66,7 +66,7 @@ def load_settings(run: Path) -> ActorSettings:
         )
     try:
         return ActorSettings.from_json(settings)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, UsageError) as error:
         raise UsageError(
             f"{path}: its settings are not this version's ({type(error).__name__}: {' '.join(str(error).split())}); "
             "verify it with the version that made it"

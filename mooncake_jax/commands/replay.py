@@ -25,6 +25,7 @@ from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
 from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
 from mooncake_jax.cluster.results import check_writable
+from mooncake_jax.commands.believed_cost import believed_cost
 from mooncake_jax.commands.plan import Plan
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
@@ -39,6 +40,7 @@ from mooncake_jax.model.sources import inspect_model, model_fingerprint
 from mooncake_jax.model.tokenizer import Tokenizer
 from mooncake_jax.request import Request
 from mooncake_jax.sched.making import make_scheduler
+from mooncake_jax.sched.profiles import PROFILES
 from mooncake_jax.workload.prompts import builtin_prompts, read_prompts
 from mooncake_jax.workload.trace import read_trace, trace_requests
 
@@ -58,6 +60,12 @@ def _define() -> None:
     _define_cluster(kwargs)
     _define_memory(kwargs)
     define_scheduling_flags(FLAGS)
+    flags.DEFINE_string(
+        "cost",
+        None,
+        f"what Conductor believes: a file of profile's, or {', '.join(PROFILES)} (default: measured)",
+        **kwargs,
+    )
     flags.DEFINE_float(
         "prefill_mfu_floor", None, "report whether the prefill pool's MFU reaches this share, up to 1", **kwargs
     )
@@ -174,15 +182,16 @@ def make_plan(ranks: int | None = None) -> Plan:
     model, tokenizer = inspect_model(path)
     config.mesh_shape.check(model, pp_flag=f"--prefill={FLAGS.prefill}")
     _check_memory(config, model)
+    fingerprint = model_fingerprint(path, config.dtype)
+    cost = believed_cost(config, model, fingerprint)
     requests = _requests(model, tokenizer)
     if not requests:
         raise UsageError("the workload holds no request")
     requests = within_context(requests, model.max_context)
     limits = ServingLimits(model.max_context, model.vocab_size, config.decoding_pages * config.block_size)
-    fingerprint = model_fingerprint(path, config.dtype)
     keyed = with_block_keys(requests, fingerprint, config.block_size, limits)
     workload = {name: FLAGS[name].value for name in WORKLOAD_FLAGS}
-    return Plan(config, measured, model, fingerprint, tokenizer, keyed, limits, out, workload)
+    return Plan(config, measured, cost, model, fingerprint, tokenizer, keyed, limits, out, workload)
 
 
 def _check_flags() -> None:
@@ -200,6 +209,8 @@ def _check_flags() -> None:
         raise UsageError(f"--prefill_mfu_floor={FLAGS.prefill_mfu_floor}: a share of the peak is above 0, at most 1")
     if FLAGS.peak_tflops is not None and not 0 < FLAGS.peak_tflops < math.inf:
         raise UsageError(f"--peak_tflops={FLAGS.peak_tflops}: it must be above 0; leave it out to have it measured")
+    if FLAGS.cost is not None and FLAGS.dtype == "auto":
+        raise UsageError(f"--cost={FLAGS.cost} was measured in one type: name that instead of --dtype=auto")
     if FLAGS.ssd_dir == "":
         raise UsageError("--ssd_dir= is empty; name a folder, or leave it out for no SSD tier")
     if FLAGS["ssd_mib"].present and not FLAGS.ssd_dir:
