@@ -26,7 +26,7 @@ from mooncake_jax.commands.scheduling_flags import (
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.report import print_results
-from mooncake_jax.request import SLO, Outcome, Request
+from mooncake_jax.request import FAILED, SLO, Outcome, Request
 from mooncake_jax.sched.cost_file import resolve_cost
 from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
 from mooncake_jax.simulate.actors import make_actors
@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
     finally:
         gc.enable()
     _report(config, run, requests, results)
-    return 0
+    return EXIT_FAILED if any(outcome.status == FAILED for outcome in run.outcomes) else 0
 
 
 def _simulate(config: SimulationConfig, cost: Any, believed: Any, requests: list[Request], results: Results) -> Run:
@@ -121,7 +121,7 @@ def _report(config: SimulationConfig, run: Run, requests: list[Request], results
     summary = metrics.summarise(run.outcomes, slo, run.duration_s)
     workload = {"trace": FLAGS.trace, "limit": FLAGS.limit, "speed": FLAGS.speed}
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
-    parts = {"pool": run.pool, "hardware": run.hardware, "workload": workload, **cost}
+    parts = {"pool": run.pool, "faults": run.faults, "hardware": run.hardware, "workload": workload, **cost}
     results.finish(summary | parts | {"settings": {"config": config.to_json()}})
     order = {request.id: place for place, request in enumerate(requests)}
     print_results(sorted(run.outcomes, key=lambda outcome: order[outcome.id]), summary)
