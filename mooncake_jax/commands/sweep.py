@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import flags
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mooncake_jax.commands import sweep_goodput, sweep_table
 from mooncake_jax.commands.progress import WorkProgress
@@ -31,9 +31,10 @@ GOODPUT_COLUMNS = (
     *[f"{end}_{name}" for end in ("kept", "failed") for name in ("speed", *_END_FIGURES)],
     "runs",
 )
-_SHOWN = ("completed", "rejected", "ttft_s_p90", "tbt_top10_s_p90", "attainment", "goodput_requests_per_s")
+_SHOWN = ("requests_rejected", "ttft_s_p90", "tbt_top10_s_p90", "attainment", "goodput_requests_per_s")
 _SHOWN_GOODPUT = ("answer", "kept_speed", "kept_attainment", "kept_requests_per_s", "failed_speed", "failed_attainment")
 _MOST_SHOWN = 40
+_WIDTH = 120  # where there is no terminal to ask
 
 
 def _define() -> None:
@@ -163,10 +164,12 @@ def _tell(sweep: Sweep, out: Path) -> int:
 
 
 def _print(columns: tuple[str, ...], shown: tuple[str, ...], rows: list[Row]) -> None:
-    table = Table(*columns, *[name.removesuffix("_requests_per_s") for name in shown], box=None, pad_edge=False)
+    table = Table(*[Column(name, overflow="fold") for name in (*columns, *shown)], box=None, pad_edge=False)
     for row in rows[:_MOST_SHOWN]:
         table.add_row(*[_shown(row.get(name)) for name in (*columns, *shown)])
     console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=_WIDTH)
     console.print(table)
     if len(rows) > _MOST_SHOWN:
         console.print(f"and {len(rows) - _MOST_SHOWN} more")
