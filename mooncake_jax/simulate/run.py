@@ -14,9 +14,9 @@ from mooncake_jax.sched.serve import Actor, serve
 from mooncake_jax.simulate.actors import judges_prefilled, make_actors
 from mooncake_jax.simulate.cluster import SimulatedCluster
 from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.waiting import what_waits
 
 _CHECK_ALL = 1000  # events between two checks of what is large
-_SHOWN = 5
 
 Hosted = Callable[[str, Actor], Actor]
 
@@ -70,7 +70,7 @@ def simulate(
         hosted = {node: _Checked(hosted[node], actor, cluster) for node, actor in actors.items()}
     serve(hosted, cluster)
     if cluster.unended:
-        raise Stuck(_what_waits(cluster.unended, conductor.open))
+        raise Stuck(what_waits(cluster.unended, actors))
     if check:
         _check_end(run, cluster, actors)
     run.duration_s = cluster.last_ended
@@ -92,13 +92,6 @@ def why_invalid(request: Request, config: SimulationConfig) -> str | None:
         tokens = request.prompt_tokens + request.output_length
         return f"its {tokens} tokens of KVCache exceed the {held} that a decoding instance holds"
     return None
-
-
-def _what_waits(unended: set[str], opened: Mapping[str, Any]) -> str:
-    waiting = sorted(unended)
-    there = [name for name in waiting if name in opened]
-    names = ", ".join(waiting[:_SHOWN]) + (", ..." if len(waiting) > _SHOWN else "")
-    return f"nothing more happens, and {len(waiting)} requests wait for it ({names}); {len(there)} are dispatched"
 
 
 class _Checked:
