@@ -7,7 +7,6 @@ import gc
 import math
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mooncake_jax import metrics
 from mooncake_jax.cluster.record import Recorded
 from mooncake_jax.cluster.results import Results, check_writable
 from mooncake_jax.commands.progress import WorkProgress
+from mooncake_jax.commands.reading import read_rows
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
@@ -33,7 +33,7 @@ from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.config import PARTS, SimulationConfig
 from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate
 from mooncake_jax.simulate.traces import keyed_requests
-from mooncake_jax.workload.trace import TRACE_BLOCK, read_trace
+from mooncake_jax.workload.trace import TRACE_BLOCK
 
 FLAGS = flags.FlagValues()
 EXIT_FAILED = 1
@@ -87,7 +87,8 @@ def main(arguments: list[str]) -> int:
     cost = resolve_cost(FLAGS.cost, FLAGS.model)
     believed = cost if FLAGS.believed_cost is None else resolve_cost(FLAGS.believed_cost, FLAGS.model)
     make_actors(config, believed)  # before the trace is read: a policy may not be there
-    requests = keyed_requests(_rows(), FLAGS.speed)
+    rows, source = read_rows(FLAGS.trace, "simulate", FLAGS.limit)
+    requests = keyed_requests(rows, FLAGS.speed)
     results = Results(out, events=FLAGS.events)
     gc.disable()  # a run makes millions of objects, and no cycles of them
     try:
@@ -97,7 +98,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_FAILED
     finally:
         gc.enable()
-    _report(config, run, requests, results)
+    _report(config, run, requests, source, results)
     return 0
 
 
@@ -116,10 +117,10 @@ def _simulate(config: SimulationConfig, cost: Any, believed: Any, requests: list
         return simulate(config, cost, requests, believed=believed, ended=ended, host=hosted, check=FLAGS.check)
 
 
-def _report(config: SimulationConfig, run: Run, requests: list[Request], results: Results) -> None:
+def _report(config: SimulationConfig, run: Run, requests: list[Request], source: str | None, results: Results) -> None:
     slo = SLO(config.ttft_slo, config.tbt_slo)
     summary = metrics.summarise(run.outcomes, slo, run.duration_s)
-    workload = {"trace": FLAGS.trace, "limit": FLAGS.limit, "speed": FLAGS.speed}
+    workload = {"trace": FLAGS.trace, "source": source, "limit": FLAGS.limit, "speed": FLAGS.speed}
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
     parts = {"pool": run.pool, "hardware": run.hardware, "workload": workload, **cost}
     results.finish(summary | parts | {"settings": {"config": config.to_json()}})
@@ -173,12 +174,3 @@ def _check_flags() -> None:
     for part in FLAGS.without:
         if part not in PARTS:
             raise UsageError(f"--without: there is no part {part!r}; use some of {','.join(PARTS)}")
-
-
-def _rows():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        rows = read_trace(FLAGS.trace, FLAGS.limit)
-    for warning in caught:
-        print(f"mooncake-jax simulate: warning: {warning.message}", file=sys.stderr)
-    return rows
