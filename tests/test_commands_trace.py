@@ -90,7 +90,11 @@ def test_a_surrogate_says_so_wherever_it_is_used(capsys):
     assert "surrogate-report.jsonl: SURROGATE" in capsys.readouterr().err
     with open("run/summary.json") as file:
         assert json.load(file)["workload"]["source"] == source
-    assert "put 'surrogate' into its name" in fails(capsys, "generate", "surrogate-report", "--out=report.jsonl")
+    for arguments in (
+        ("generate", "surrogate-report", "--out=x.jsonl"),
+        ("convert", "surrogate-report.jsonl", "x.csv"),
+    ):
+        assert "put 'surrogate' into its name" in fails(capsys, *arguments)
 
 
 def test_poisson_workloads(capsys):
@@ -121,10 +125,12 @@ def test_convert_names_the_reuse_that_it_makes_up(capsys):
 
 
 def test_convert_refuses(small, capsys):
+    assert run(["trace", "convert", str(small), "small.csv"]) == 0
     assert "one must be Azure's .csv" in fails(capsys, "convert", str(small), "b.jsonl")
     assert "trace convert IN OUT: got a.csv" in fails(capsys, "convert", "a.csv")
     assert "a.csv: cannot be read" in fails(capsys, "convert", "a.csv", "b.jsonl")
     assert "cannot be written" in fails(capsys, "convert", str(small), "nowhere/b.csv")
+    assert "--seed=-1: must be" in fails(capsys, "convert", "small.csv", "b.jsonl", "--seed=-1")
     assert "--reuse=0.5: a .csv has no place" in fails(capsys, "convert", str(small), "b.csv", "--reuse=0.5")
 
 

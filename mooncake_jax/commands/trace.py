@@ -22,7 +22,7 @@ from mooncake_jax.workload.azure import read_azure, write_azure
 from mooncake_jax.workload.contexts import contexts_name, with_contexts
 from mooncake_jax.workload.poisson import WORKLOADS, poisson_rows, workload_name
 from mooncake_jax.workload.released import RELEASED, fetch_trace
-from mooncake_jax.workload.surrogate import RATE, REQUESTS, SHAPES, surrogate_name, surrogate_rows
+from mooncake_jax.workload.surrogate import RATE, REQUESTS, SHAPES, SURROGATE, surrogate_name, surrogate_rows
 from mooncake_jax.workload.trace import TraceRow, write_trace
 
 FLAGS = flags.FlagValues()
@@ -73,7 +73,7 @@ def _get(names: list[str]) -> int:
         raise UsageError(f"trace get: name one or more of {', '.join(RELEASED)}")
     for name in names:
         trace = RELEASED[name]
-        print(f"downloading {trace.url} ({trace.about})", file=sys.stderr, flush=True)
+        print(f"getting {trace.url} ({trace.about})", file=sys.stderr, flush=True)
         with WorkProgress("downloading", "downloaded") as progress:
             path, digest = fetch_trace(trace, Path(FLAGS.dir), progress.update)
         checked = "as published" if trace.sha256 or trace.git_blob else "no checksum of it is known to compare"
@@ -87,8 +87,7 @@ def _generate(names: list[str]) -> int:
     path = FLAGS.out or f"{name}.jsonl"
     rate = FLAGS.rate if FLAGS.rate is not None else RATE if name in SHAPES else 1.0
     if name in SHAPES:
-        if "surrogate" not in Path(path).name:
-            raise UsageError(f"--out={path}: a surrogate's file must say so: put 'surrogate' into its name")
+        _check_name(path)
         shape = SHAPES[name]
         rows = surrogate_rows(shape, REQUESTS if FLAGS.requests is None else FLAGS.requests, rate, FLAGS.seed)
         source = surrogate_name(shape, rate, FLAGS.seed)
@@ -101,7 +100,7 @@ def _generate(names: list[str]) -> int:
 
 def _convert(names: list[str]) -> int:
     given, wanted = _exactly(names, 2, "trace convert IN OUT")
-    kinds = Path(given).suffix, Path(wanted).suffix
+    kinds = _kind(given), _kind(wanted)
     if kinds not in ((".csv", ".jsonl"), (".jsonl", ".csv")):
         raise UsageError(f"trace convert {given} {wanted}: one must be Azure's .csv and the other Mooncake's .jsonl")
     rows, source = _read(given)
@@ -111,6 +110,8 @@ def _convert(names: list[str]) -> int:
     else:
         if FLAGS["reuse"].present:
             raise UsageError(f"--reuse={FLAGS.reuse}: a .csv has no place for it; leave the flag out")
+        if source is not None and source.startswith(SURROGATE):
+            _check_name(wanted)
         write_azure(wanted, rows)
         print(f"{wanted}: {len(rows):,} requests, without the hash ids, for which Azure's format has no place")
     return 0
@@ -118,9 +119,18 @@ def _convert(names: list[str]) -> int:
 
 def _read(path: str) -> tuple[list[TraceRow], str | None]:
     """Of either format, by the name's end. Without hash ids where the format has none."""
-    if Path(path).suffix == ".csv":
+    if _kind(path) == ".csv":
         return warned("trace", lambda: read_azure(path, FLAGS.limit)), None
     return read_rows(path, "trace", FLAGS.limit)
+
+
+def _kind(path: str) -> str:
+    return Path(path).suffix.lower()
+
+
+def _check_name(path: str) -> None:
+    if "surrogate" not in Path(path).name:
+        raise UsageError(f"{path}: a surrogate's file must say so: put 'surrogate' into its name")
 
 
 def _write(path: str, rows: list[TraceRow], source: str) -> None:

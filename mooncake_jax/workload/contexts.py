@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import nextafter
 
 from mooncake_jax.errors import UsageError
-from mooncake_jax.workload.checks import is_number, require
+from mooncake_jax.workload.checks import is_integer, is_number, require
 from mooncake_jax.workload.dice import Dice
 from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow
 
@@ -26,6 +26,7 @@ def with_contexts(rows: Sequence[TraceRow], reuse: float, seed: int) -> list[Tra
     0 gives every block an id of its own. Raises UsageError for a reuse that these lengths cannot have.
     """
     require(is_number(reuse) and reuse < 1, "reuse", reuse, "a share of blocks, at least 0 and below 1")
+    require(is_integer(seed, 0), "seed", seed, "an integer, not negative")
     dice = Dice("contexts", seed)
     places = _contexts(len(rows), dice)
     roundings = [dice.uniform() for _ in rows]

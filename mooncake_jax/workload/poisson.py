@@ -37,7 +37,7 @@ WORKLOADS = {
 def poisson_rows(name: str, requests: int, rate: float, seed: int) -> list[TraceRow]:
     """So many requests of a workload, arriving `rate` a second on average. Raises UsageError naming the flag."""
     require(is_integer(requests, 1), "requests", requests, "an integer of at least 1")
-    require(is_number(rate) and rate > 0, "rate", rate, "a number of requests a second, above 0")
+    require(is_number(rate) and rate >= 1e-6, "rate", rate, "a number of requests a second, at least 0.000001")
     require(is_integer(seed, 0), "seed", seed, "an integer, not negative")
     workload = WORKLOADS[name]
     dice = Dice("poisson", name, seed)

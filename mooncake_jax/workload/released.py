@@ -112,7 +112,7 @@ def _pieces(url: str, progress: Progress) -> Iterator[bytes]:
     done = 0
     try:
         with urllib.request.urlopen(url, timeout=_SILENCE_S) as answer:
-            length = int(answer.headers.get("Content-Length") or 0)
+            length = answer.length or 0  # as promised; 0 where nothing was
             while piece := answer.read(_PIECE):
                 done += len(piece)
                 progress(done, max(length, done))

@@ -17,6 +17,7 @@ from mooncake_jax.workload.dice import Dice
 from mooncake_jax.workload.published import Histogram
 from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow
 
+SURROGATE = "SURROGATE"  # so begins what a surrogate says of itself
 REQUESTS = published.REQUESTS
 RATE = published.REQUESTS / published.DURATION_S  # requests a second
 
@@ -77,7 +78,7 @@ class _Session:
 def surrogate_rows(shape: Shape, requests: int, rate: float, seed: int) -> list[TraceRow]:
     """So many rows in order of time, `rate` of them a second on average. Raises UsageError naming the flag."""
     require(is_integer(requests, 1), "requests", requests, "an integer of at least 1")
-    require(is_number(rate) and rate > 0, "rate", rate, "a number of requests a second, above 0")
+    require(is_number(rate) and rate >= 1e-6, "rate", rate, "a number of requests a second, at least 0.000001")
     require(is_integer(seed, 0), "seed", seed, "an integer, not negative")
     dice = Dice("surrogate", shape.name, seed)
     scale = shape.mean_input / published.MEAN_INPUT
@@ -96,7 +97,9 @@ def surrogate_rows(shape: Shape, requests: int, rate: float, seed: int) -> list[
 def surrogate_name(shape: Shape, rate: float, seed: int) -> str:
     """How a trace says what it is."""
     origin = {"report": "the report's trace (arXiv 2407.00079)", "toolagent": "FAST25's tool&agent trace"}[shape.name]
-    return f"SURROGATE of {origin}, not the trace itself: made from published figures, {rate:g} requests/s, seed {seed}"
+    return (
+        f"{SURROGATE} of {origin}, not the trace itself: made from published figures, {rate:g} requests/s, seed {seed}"
+    )
 
 
 def _lengths(histogram: Histogram, mean: float, count: int, dice: Dice) -> list[float]:
