@@ -11,6 +11,7 @@ from mooncake_jax import metrics
 from mooncake_jax.__main__ import run as command
 from mooncake_jax.commands import simulate as flags
 from mooncake_jax.request import SLO
+from mooncake_jax.sched.messages import KVCacheLoaded
 from mooncake_jax.simulate.run import Stuck, simulate
 
 SLOS = {"ttft_slo": 5.0, "tbt_slo": 0.02}
@@ -87,8 +88,28 @@ def test_a_run_in_which_nothing_happens_any_more_ends():
         return Mute() if node.startswith("prefill") else actor
 
     config = make_config(elastic_roles=True, ttft_slo=9.0, tbt_slo=9.0)
-    with pytest.raises(Stuck, match="3 requests wait"):
+    with pytest.raises(Stuck, match=r"3 requests wait: 2 for prefill0 to take them on \(0, 2\); 1 for prefill1"):
         simulate(config, COST, [make_request(i, 60) for i in range(3)], host=host)
+
+
+class Deaf(Mute):
+    """Decodes, but is never told that KVCache has been loaded."""
+
+    def __init__(self, actor):
+        self.actor = actor
+
+    def handle(self, message, now):
+        return [] if isinstance(message, KVCacheLoaded) else self.actor.handle(message, now)
+
+
+def test_who_waits_is_told_of_an_instance_that_has_moved():
+    def host(node, actor):
+        return Deaf(actor) if node == "prefill1" else actor
+
+    memory = {"max_batch": 16, "device_kv_tokens": 1 << 16, "dram": 256}
+    config = make_config(prefill=3, elastic_roles=True, elastic_after_s=10.0, **SLOS | memory)
+    with pytest.raises(Stuck, match="for their KVCache to be loaded at prefill1"):
+        simulate(config, COST, shifting(0)[:100], host=host)
 
 
 # --- the command
@@ -115,7 +136,9 @@ def trace(tmp_path):
 def test_changes_of_role_are_in_the_summary(trace, tmp_path):
     elastic = ("--elastic_roles", "--elastic_after_s=10", "--ttft_slo=30", "--tbt_slo=0.1", "--cost=fast25")
     out = tmp_path / "out"
-    assert command(["simulate", f"--trace={trace}", "--prefill=3", "--decode=1", *elastic, f"--out={out}"]) == 0
+    cluster = ("--prefill=3", "--decode=1", "--events")
+    assert command(["simulate", f"--trace={trace}", *cluster, *elastic, f"--out={out}"]) == 0
+    assert command(["verify-replay", str(out)]) == 0
     summary = json.loads((out / "summary.json").read_text())
     roles, config = summary["roles"], summary["settings"]["config"]
     assert (config["elastic_roles"], config["elastic_after_s"]) == (True, 10.0)
