@@ -45,13 +45,15 @@ class CostRange:
 @dataclass(frozen=True, slots=True)
 class CostFile:
     """model: its name, fingerprint: that of its weights and dtype (sources.model_fingerprint), None where any weights
-    do.
+    do. busy_cores: how many cores a prefill and a decoding step kept busy, None where not the CPU computed or nobody
+    looked.
     """
 
     model: str
     fingerprint: bytes | None
     range: CostRange
     cost: CostModel
+    busy_cores: tuple[float, float] | None = None
 
 
 def resolve_cost(name_or_path: str, model: str, fingerprint: bytes | None = None) -> CostModel:
@@ -76,6 +78,7 @@ def write_cost_file(path: Path, file: CostFile) -> None:
         "fingerprint": None if file.fingerprint is None else file.fingerprint.hex(),
         "units": UNITS,
         "range": asdict(file.range),
+        "busy_cores": file.busy_cores,
         "cost": _cost_to_json(file.cost),
     }
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -110,10 +113,18 @@ def read_cost_file(path: Path, model: str, fingerprint: bytes | None = None) -> 
         fingerprint=data.hex("fingerprint"),
         range=CostRange(**{field.name: spread.interval(field.name) for field in fields(CostRange)}),
         cost=_cost_from_json(_KINDS[kind], data.object("cost"), path),
+        busy_cores=None if data.values.get("busy_cores") is None else _busy_cores(data),
     )
     _check_model(file, path, model, fingerprint)
     check_predictions(file.cost, file.range, str(path))
     return file
+
+
+def _busy_cores(data: "_Object") -> tuple[float, float]:
+    prefill, step = data.numbers("busy_cores", 2)
+    if not (prefill > 0 and step > 0):
+        raise UsageError(f"{data.origin}: busy_cores is {[prefill, step]}; both must be above 0")
+    return prefill, step
 
 
 def check_predictions(cost: CostModel, used: CostRange, origin: str) -> None:
