@@ -59,6 +59,14 @@ def test_what_was_written_is_read(tmp_path, kind):
     assert json.loads(path.read_text())["kind"] == kind
 
 
+def test_busy_cores_are_kept_where_they_are_known(tmp_path):
+    path = tmp_path / "cost.json"
+    write_cost_file(path, CostFile("some-model", OURS, RANGE, TRUE, (1.5, 0.5)))
+    assert read_cost_file(path, "some-model", OURS).busy_cores == (1.5, 0.5)
+    for wrong, told in (([1.5], "a list of 2 numbers"), ([0, 1], "both must be above 0"), ("x", "a list of 2 numbers")):
+        assert told in complaint(changed(path, "polynomial", wrong, "busy_cores"))
+
+
 def test_predictions_survive_the_file_bit_for_bit(tmp_path):
     for kind, cost in COSTS.items():
         read = read_cost_file(write(tmp_path / kind, cost), "some-model", OURS).cost

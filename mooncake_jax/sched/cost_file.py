@@ -113,14 +113,16 @@ def read_cost_file(path: Path, model: str, fingerprint: bytes | None = None) -> 
         fingerprint=data.hex("fingerprint"),
         range=CostRange(**{field.name: spread.interval(field.name) for field in fields(CostRange)}),
         cost=_cost_from_json(_KINDS[kind], data.object("cost"), path),
-        busy_cores=None if data.values.get("busy_cores") is None else _busy_cores(data),
+        busy_cores=_busy_cores(data),
     )
     _check_model(file, path, model, fingerprint)
     check_predictions(file.cost, file.range, str(path))
     return file
 
 
-def _busy_cores(data: "_Object") -> tuple[float, float]:
+def _busy_cores(data: "_Object") -> tuple[float, float] | None:
+    if data.get("busy_cores") is None:
+        return None
     prefill, step = data.numbers("busy_cores", 2)
     if not (prefill > 0 and step > 0):
         raise UsageError(f"{data.origin}: busy_cores is {[prefill, step]}; both must be above 0")
