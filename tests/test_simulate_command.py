@@ -62,6 +62,18 @@ def test_events_are_written_where_they_are_asked_for(trace, tmp_path):
     assert sum(event["message"]["type"] == "Arrived" for event in events) == 3
 
 
+def test_what_a_policy_does_wrong_is_told_and_fails_the_run(trace, tmp_path, monkeypatch):
+    (tmp_path / "own_simulated.py").write_text(
+        "class Raises:\n    def choose(self, request, view, now): raise KeyError\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = tmp_path / "out"
+    assert run(["simulate", f"--trace={trace}", "--policy=own_simulated:Raises", f"--out={out}"]) == 1
+    assert {row["status"] for row in rows(out)} == {"failed"}
+    faults = json.loads((out / "summary.json").read_text())["faults"]
+    assert faults == {"policy own_simulated:Raises raised KeyError:": 30}
+
+
 def test_speed_brings_requests_nearer_to_one_another(trace, tmp_path):
     for speed in (1, 4):
         assert run(["simulate", f"--trace={trace}", f"--speed={speed}", f"--out={tmp_path / str(speed)}"]) == 0

@@ -70,7 +70,7 @@ def load_settings(run: Path, make: Callable[[dict[str, Any]], Settings] = ActorS
         )
     try:
         return make(settings)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, UsageError) as error:
         raise UsageError(
             f"{path}: its settings are not this version's ({type(error).__name__}: {' '.join(str(error).split())}); "
             "verify it with the version that made it"

@@ -27,12 +27,15 @@ class Stuck(Exception):
 
 @dataclass
 class Run:
-    """duration_s: from the start to the last ending. hardware: what it has done, ready for JSON."""
+    """duration_s: from the start to the last ending. hardware: what it has done, faults: what the policy
+    and the admission did wrong, and how often; ready for JSON.
+    """
 
     duration_s: float
     outcomes: list[Outcome] = field(default_factory=list)
     hardware: dict[str, Any] = field(default_factory=dict)
     pool: dict[str, Any] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
 
 
 def simulate(
@@ -73,6 +76,7 @@ def simulate(
     run.duration_s = cluster.last_ended
     run.hardware = _hardware(cluster)
     run.pool = _pool(conductor.view.pool)
+    run.faults = dict(conductor.scheduler.faults.most_common())
     return run
 
 
