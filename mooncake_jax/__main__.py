@@ -15,6 +15,7 @@ COMMANDS = {
     "replay": ("mooncake_jax.commands.replay", "serve prompts or a trace on a cluster of MPI ranks"),
     "verify-replay": ("mooncake_jax.commands.verify_replay", "handle a recorded run's messages again, and compare"),
     "simulate": ("mooncake_jax.commands.simulate", "serve a trace on a cluster in virtual time"),
+    "sweep": ("mooncake_jax.commands.sweep", "simulate many combinations of flags, and find how much each can serve"),
     "models": ("mooncake_jax.commands.models", "list the models known by name, and what each takes"),
     "convert": ("mooncake_jax.commands.convert", "turn a GGUF file or an HF folder into Orbax checkpoints"),
     "plan": ("mooncake_jax.commands.plan_cluster", "what a model costs on a cluster's devices, without its weights"),

@@ -8,13 +8,15 @@ import math
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from mooncake_jax import metrics
-from mooncake_jax.cluster.record import Recorded
+from mooncake_jax.cluster.record import Recorded, protocol
 from mooncake_jax.cluster.results import Results, check_writable
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.commands.scheduling_flags import (
@@ -26,15 +28,18 @@ from mooncake_jax.commands.scheduling_flags import (
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.report import print_results
-from mooncake_jax.request import SLO, Outcome, Request
+from mooncake_jax.request import FAILED, SLO, Outcome, Request
+from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.cost_file import resolve_cost
 from mooncake_jax.sched.coupled import COUPLED_MODES
 from mooncake_jax.sched.plugins import DEFAULT_COUPLED_POLICY
 from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
+from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.config import PARTS, SimulationConfig
 from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate
-from mooncake_jax.simulate.traces import keyed_requests
+from mooncake_jax.simulate.settings import SimulatedSettings
+from mooncake_jax.simulate.traces import arrival_rate, keyed_requests
 from mooncake_jax.workload.trace import TRACE_BLOCK, read_trace
 
 FLAGS = flags.FlagValues()
@@ -90,56 +95,101 @@ def _define() -> None:
 _define()
 
 
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What the flags ask for. believed: what Conductor believes of the hardware's cost."""
+
+    config: SimulationConfig
+    cost: CostModel
+    believed: CostModel
+    requests: list[Request]
+
+
 def main(arguments: list[str]) -> int:
+    config = parse(arguments)
+    out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
+    check_writable(out)
+    simulation = prepare(config)
+    results = Results(out, events=FLAGS.events)
+    try:
+        run = _run_shown(simulation, results)
+    except Stuck as error:
+        print(f"mooncake-jax simulate: {error}; what had ended by then is in {out}", file=sys.stderr)
+        return EXIT_FAILED
+    summary = summarise(simulation, run)
+    results.finish(summary)
+    order = {request.id: place for place, request in enumerate(simulation.requests)}
+    print_results(sorted(run.outcomes, key=lambda outcome: order[outcome.id]), summary)
+    print(f"results are in {results.out}")
+    return EXIT_FAILED if summary["requests"][FAILED] else 0
+
+
+def parse(arguments: list[str]) -> SimulationConfig:
+    """Check these flags, and only these: what an earlier call gave is forgotten. Raises UsageError or flags.Error."""
+    FLAGS.unparse_flags()
+    for name in FLAGS:
+        FLAGS[name].unparse()
     unknown = FLAGS(["simulate", *arguments])[1:]
     if unknown:
         raise UsageError(f"{unknown[0]!r} is no flag: flags are written --name=value")
     _check_flags()
-    config = make_config()
-    out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
-    check_writable(out)
+    return make_config()
+
+
+def prepare(config: SimulationConfig) -> Simulation:
+    """With the costs and the trace that the flags name. Raises UsageError."""
+    cost, believed = check_loadable(config)
+    return Simulation(config, cost, believed, keyed_requests(_rows(), FLAGS.speed))
+
+
+def check_loadable(config: SimulationConfig) -> tuple[CostModel, CostModel]:
+    """Both costs that the flags name. Raises UsageError where one, the policy or the admission cannot be loaded."""
     cost = resolve_cost(FLAGS.cost, FLAGS.model)
     believed = cost if FLAGS.believed_cost is None else resolve_cost(FLAGS.believed_cost, FLAGS.model)
-    make_actors(config, believed)  # before the trace is read: a policy may not be there
-    requests = keyed_requests(_rows(), FLAGS.speed)
-    results = Results(out, events=FLAGS.events)
+    make_actors(config, believed)
+    return cost, believed
+
+
+def run_simulation(
+    simulation: Simulation,
+    ended: Callable[[Outcome], None] = lambda outcome: None,
+    host: Hosted = lambda node, actor: actor,
+) -> Run:
+    """As simulate.run.simulate. Raises Stuck."""
+    config, cost, requests = simulation.config, simulation.cost, simulation.requests
     gc.disable()  # a run makes millions of objects, and no cycles of them
     try:
-        run = _simulate(config, cost, believed, requests, results)
-    except Stuck as error:
-        print(f"mooncake-jax simulate: {error}; what had ended by then is in {out}", file=sys.stderr)
-        return EXIT_FAILED
+        return simulate(config, cost, requests, believed=simulation.believed, ended=ended, host=host, check=FLAGS.check)
     finally:
         gc.enable()
-    _report(config, run, requests, results)
-    return 0
 
 
-def _simulate(config: SimulationConfig, cost: Any, believed: Any, requests: list[Request], results: Results) -> Run:
-    def host(node, actor):
+def _run_shown(simulation: Simulation, results: Results) -> Run:
+    """With progress; what ends is written at once."""
+
+    def host(node: str, actor: Actor) -> Actor:
         return Recorded(node, actor, lambda line: results.add_events([line])) if FLAGS.events else actor
 
-    hosted: Hosted = host
     with WorkProgress("simulating", "simulated") as progress:
 
         def ended(outcome: Outcome) -> None:
             results.add(outcome)
             if not len(results.outcomes) % _EVERY:
-                progress.update(len(results.outcomes), len(requests))
+                progress.update(len(results.outcomes), len(simulation.requests))
 
-        return simulate(config, cost, requests, believed=believed, ended=ended, host=hosted, check=FLAGS.check)
+        return run_simulation(simulation, ended, host)
 
 
-def _report(config: SimulationConfig, run: Run, requests: list[Request], results: Results) -> None:
-    slo = SLO(config.ttft_slo, config.tbt_slo)
-    summary = metrics.summarise(run.outcomes, slo, run.duration_s)
+def summarise(simulation: Simulation, run: Run) -> dict[str, Any]:
+    """As summary.json has it."""
+    config, requests = simulation.config, simulation.requests
+    summary = metrics.summarise(run.outcomes, SLO(config.ttft_slo, config.tbt_slo), run.duration_s)
     workload = {"trace": FLAGS.trace, "limit": FLAGS.limit, "speed": FLAGS.speed}
+    workload |= {"requests_per_s": arrival_rate(requests)}
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
-    parts = {"pool": run.pool, "hardware": run.hardware, "workload": workload, **cost}
-    results.finish(summary | parts | {"settings": {"config": config.to_json()}})
-    order = {request.id: place for place, request in enumerate(requests)}
-    print_results(sorted(run.outcomes, key=lambda outcome: order[outcome.id]), summary)
-    print(f"results are in {results.out}")
+    parts = {"pool": run.pool, "faults": run.faults, "hardware": run.hardware, "workload": workload, **cost}
+    settings = SimulatedSettings(config, cost["model"], cost["believed_cost"])
+    return summary | parts | {"settings": settings.to_json() | {"protocol": protocol()}}
 
 
 def make_config() -> SimulationConfig:

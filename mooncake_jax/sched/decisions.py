@@ -30,6 +30,6 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A policy or an admission went wrong itself: the request fails, for this reason."""
+    """The request fails, for this reason: a policy or an admission went wrong itself, or nobody is there to serve."""
 
     reason: str

@@ -5,15 +5,8 @@ Pure functions of the view.
 
 import math
 
-from mooncake_jax.sched.decisions import Dispatch, Reject
+from mooncake_jax.sched.decisions import Dispatch
 from mooncake_jax.sched.view import ClusterView, RequestView
-
-
-def nobody_alive(view: ClusterView) -> Reject | None:
-    """Why no request can be served at all, None if one can."""
-    if view.prefill and view.decoding:
-        return None
-    return Reject(f"no {'prefill' if not view.prefill else 'decoding'} instance is alive")
 
 
 def dispatch_to(prefill: str, request: RequestView, view: ClusterView, now: float) -> Dispatch:
@@ -21,7 +14,7 @@ def dispatch_to(prefill: str, request: RequestView, view: ClusterView, now: floa
     instance does both.
     """
     queue = view.prefill[prefill]
-    reused = view.reusable_tokens(view.pool.match(request.block_keys)[prefill], request.prompt_tokens)
+    reused = view.reusable_tokens(view.pool.matched(prefill, request.block_keys), request.prompt_tokens)
     ttft = queue.seconds(now) + queue.pace.factor * view.cost.prefill(request.prompt_tokens, reused)
     decoding, tbt = _joining(prefill, request, view) if view.coupled else least_loaded(request, view)
     return Dispatch(prefill, decoding, ttft, tbt)

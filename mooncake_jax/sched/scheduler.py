@@ -44,6 +44,8 @@ class Scheduler:
 
     def dispatch(self, request: Request, view: ClusterView, now: float) -> Dispatch | Reject | Fault:
         """Where a request goes that has arrived."""
+        if not (view.prefill and view.decoding):
+            return Fault(f"no {'decoding' if view.prefill else 'prefill'} instance is alive")
         asked = RequestView.of(request)
         chosen = self._ask(self._policy_name, self.policy.choose, asked, view, now)
         if isinstance(chosen, Reject | Fault):

@@ -15,7 +15,7 @@ PARTS = {
     "storing": "moving KVCache from the devices to DRAM takes time",
     "ssd": "reading and writing SSDs takes time",
 }
-_UNLIMITED = (
+UNLIMITED = (
     "ttft_slo",
     "tbt_slo",
     "request_timeout",
@@ -105,4 +105,4 @@ class SimulationConfig:
 
     def to_json(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"without": sorted(self.without)}
-        return {n: None if n in _UNLIMITED and math.isinf(v) else v for n, v in values.items()}
+        return {n: None if n in UNLIMITED and math.isinf(v) else v for n, v in values.items()}

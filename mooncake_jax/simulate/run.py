@@ -15,9 +15,9 @@ from mooncake_jax.sched.serve import Actor, serve
 from mooncake_jax.simulate.actors import judges_prefilled, make_actors
 from mooncake_jax.simulate.cluster import SimulatedCluster
 from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.waiting import what_waits
 
 _CHECK_ALL = 1000  # events between two checks of what is large
-_SHOWN = 5
 
 Hosted = Callable[[str, Actor], Actor]
 
@@ -28,12 +28,15 @@ class Stuck(Exception):
 
 @dataclass
 class Run:
-    """duration_s: from the start to the last ending. hardware: what it has done, ready for JSON."""
+    """duration_s: from the start to the last ending. hardware: what it has done, faults: what the policy
+    and the admission did wrong, and how often; ready for JSON.
+    """
 
     duration_s: float
     outcomes: list[Outcome] = field(default_factory=list)
     hardware: dict[str, Any] = field(default_factory=dict)
     pool: dict[str, Any] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
 
 
 def simulate(
@@ -68,12 +71,13 @@ def simulate(
         hosted = {node: _Checked(hosted[node], actor, cluster) for node, actor in actors.items()}
     serve(hosted, cluster)
     if cluster.unended:
-        raise Stuck(_what_waits(cluster.unended, conductor.open))
+        raise Stuck(what_waits(cluster.unended, actors))
     if check:
         _check_end(run, cluster, actors)
     run.duration_s = cluster.last_ended
     run.hardware = _hardware(cluster, sum(work.prefills for work in conductor.prefill_work.values()))
     run.pool = _pool(conductor.view.pool)
+    run.faults = dict(conductor.scheduler.faults.most_common())
     return run
 
 
@@ -91,13 +95,6 @@ def why_invalid(request: Request, config: SimulationConfig) -> str | None:
         tokens = request.prompt_tokens + request.output_length
         return f"its {tokens} tokens of KVCache exceed the {held} that a decoding instance holds"
     return None
-
-
-def _what_waits(unended: set[str], opened: Mapping[str, Any]) -> str:
-    waiting = sorted(unended)
-    there = [name for name in waiting if name in opened]
-    names = ", ".join(waiting[:_SHOWN]) + (", ..." if len(waiting) > _SHOWN else "")
-    return f"nothing more happens, and {len(waiting)} requests wait for it ({names}); {len(there)} are dispatched"
 
 
 class _Checked:
