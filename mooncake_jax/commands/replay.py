@@ -42,7 +42,7 @@ from mooncake_jax.request import Request
 from mooncake_jax.sched.making import make_scheduler
 from mooncake_jax.sched.profiles import PROFILES
 from mooncake_jax.workload.prompts import builtin_prompts, read_prompts
-from mooncake_jax.workload.trace import read_trace, trace_requests
+from mooncake_jax.workload.trace import read_sourced, trace_requests
 
 FLAGS = flags.FlagValues()
 MPI_START_DEADLINE_S = 60
@@ -280,14 +280,17 @@ def _requests(model: LlamaConfig, tokenizer: Tokenizer | None) -> list[Request]:
         return tokenise(prompts, tokenizer, FLAGS.seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        rows, source = read_sourced(FLAGS.trace, FLAGS.limit)
         requests = trace_requests(
-            read_trace(FLAGS.trace, FLAGS.limit),
+            rows,
             vocab_size=model.vocab_size,
             seed=FLAGS.seed,
             length_scale=FLAGS.length_scale,
             time_scale=FLAGS.time_scale,
             block_size=FLAGS.block_size,
         )
+    if source is not None and not launched():
+        print(f"mooncake-jax replay: {FLAGS.trace}: {source}", file=sys.stderr)
     for warning in caught if not launched() else ():
         print(f"mooncake-jax replay: warning: {warning.message}", file=sys.stderr)
     return requests

@@ -7,7 +7,6 @@ import gc
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from mooncake_jax import metrics
 from mooncake_jax.cluster.record import Recorded, protocol
 from mooncake_jax.cluster.results import Results, check_writable
 from mooncake_jax.commands.progress import WorkProgress
+from mooncake_jax.commands.reading import read_rows
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
@@ -40,7 +40,7 @@ from mooncake_jax.simulate.config import PARTS, SimulationConfig
 from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate
 from mooncake_jax.simulate.settings import SimulatedSettings
 from mooncake_jax.simulate.traces import arrival_rate, keyed_requests
-from mooncake_jax.workload.trace import TRACE_BLOCK, read_trace
+from mooncake_jax.workload.trace import TRACE_BLOCK
 
 FLAGS = flags.FlagValues()
 EXIT_FAILED = 1
@@ -97,12 +97,15 @@ _define()
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What the flags ask for. believed: what Conductor believes of the hardware's cost."""
+    """What the flags ask for. believed: what Conductor believes of the hardware's cost; source: what the trace says of
+    itself, if anything.
+    """
 
     config: SimulationConfig
     cost: CostModel
     believed: CostModel
     requests: list[Request]
+    source: str | None
 
 
 def main(arguments: list[str]) -> int:
@@ -139,7 +142,8 @@ def parse(arguments: list[str]) -> SimulationConfig:
 def prepare(config: SimulationConfig) -> Simulation:
     """With the costs and the trace that the flags name. Raises UsageError."""
     cost, believed = check_loadable(config)
-    return Simulation(config, cost, believed, keyed_requests(_rows(), FLAGS.speed))
+    rows, source = read_rows(FLAGS.trace, "simulate", FLAGS.limit)
+    return Simulation(config, cost, believed, keyed_requests(rows, FLAGS.speed), source)
 
 
 def check_loadable(config: SimulationConfig) -> tuple[CostModel, CostModel]:
@@ -184,7 +188,7 @@ def summarise(simulation: Simulation, run: Run) -> dict[str, Any]:
     """As summary.json has it."""
     config, requests = simulation.config, simulation.requests
     summary = metrics.summarise(run.outcomes, SLO(config.ttft_slo, config.tbt_slo), run.duration_s)
-    workload = {"trace": FLAGS.trace, "limit": FLAGS.limit, "speed": FLAGS.speed}
+    workload = {"trace": FLAGS.trace, "source": simulation.source, "limit": FLAGS.limit, "speed": FLAGS.speed}
     workload |= {"requests_per_s": arrival_rate(requests)}
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
     parts = {"pool": run.pool, "faults": run.faults, "hardware": run.hardware, "workload": workload, **cost}
@@ -253,12 +257,3 @@ def _check_coupled() -> None:
     for name in pointless:
         if FLAGS[name].present:
             raise UsageError(f"--{name}={FLAGS[name].value}: {why}; leave it out")
-
-
-def _rows():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        rows = read_trace(FLAGS.trace, FLAGS.limit)
-    for warning in caught:
-        print(f"mooncake-jax simulate: warning: {warning.message}", file=sys.stderr)
-    return rows
