@@ -208,3 +208,4 @@ def test_coupled_instances_by_their_flags(trace, tmp_path):
         assert summary["reasons"]["rejected"] == {"the prompt has more than 3000 tokens": 10}
         assert summary["hardware"]["prefill_compute_s_mean"] > 0
         assert (summary["reuse_share"] > 0) == (mode == "prefix_cache")
+        assert run(["verify-replay", str(out)]) == 0
