@@ -31,6 +31,8 @@ from mooncake_jax.report import print_results
 from mooncake_jax.request import FAILED, SLO, Outcome, Request
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.cost_file import read_cost_file, resolve_cost
+from mooncake_jax.sched.coupled import COUPLED_MODES
+from mooncake_jax.sched.plugins import DEFAULT_COUPLED_POLICY
 from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.actors import make_actors
@@ -43,6 +45,9 @@ from mooncake_jax.workload.trace import TRACE_BLOCK
 FLAGS = flags.FlagValues()
 EXIT_FAILED = 1
 _DTYPE = "bfloat16"
+# Flags that say nothing of coupled instances, and that say something of nothing else.
+_SEPARATE = ("prefill", "decode", "prefill_chunk", "dram_mib", "ssd_mib", "link_gbps", "without", "recheck")
+_COUPLED = ("coupled_mode", "token_budget")
 _EVERY = 100  # requests between two looks of the progress bar
 
 
@@ -53,6 +58,15 @@ def _define() -> None:
     flags.DEFINE_float("speed", 1.0, "replay the trace so many times as fast", **kwargs)
     flags.DEFINE_string("prefill", "8", "prefill instances; 2x4: two pipelines of four nodes each", **kwargs)
     flags.DEFINE_integer("decode", 8, "decoding instances, of a node each", **kwargs)
+    flags.DEFINE_integer("coupled", 0, "instances that do both, instead of --prefill and --decode", **kwargs)
+    flags.DEFINE_enum("coupled_mode", "plain", list(COUPLED_MODES), "how these prefill (docs/simulation.md)", **kwargs)
+    flags.DEFINE_integer(
+        "token_budget",
+        None,
+        "prompt tokens in an iteration of a coupled instance (default: as its mode has it)",
+        **kwargs,
+    )
+    flags.DEFINE_integer("drop_over", None, "reject prompts of more tokens, as vLLM does over 131072", **kwargs)
     flags.DEFINE_integer("prefill_chunk", 8192, "most tokens that enter a pipeline of nodes at once", **kwargs)
     flags.DEFINE_string("model", "llama2-70b", f"one of {', '.join(ARCHITECTURES)}", **kwargs)
     flags.DEFINE_string(
@@ -191,6 +205,8 @@ def make_config() -> SimulationConfig:
     model = ARCHITECTURES[FLAGS.model]
     names = set(SimulationConfig.__dataclass_fields__) & set(FLAGS)
     values: dict[str, Any] = {name: FLAGS[name].value for name in names}
+    if FLAGS.coupled and not FLAGS["policy"].present:
+        values["policy"] = DEFAULT_COUPLED_POLICY
     config = SimulationConfig(
         **values
         | {
@@ -207,7 +223,7 @@ def make_config() -> SimulationConfig:
         | _busy_cores(stages)
     )
     block = config.bytes_per_token * config.block_size // stages
-    if config.dram_blocks < 1:
+    if config.dram_blocks < 1 and not config.coupled:
         raise UsageError(f"--dram_mib={FLAGS.dram_mib} does not hold one block, {block / 2**20:.1f} MiB: raise it")
     if config.decoding_pages < 1:
         raise UsageError(f"--device_kv_tokens={FLAGS.device_kv_tokens} is less than a block of {TRACE_BLOCK}: raise it")
@@ -218,8 +234,8 @@ def _busy_cores(stages: int) -> dict[str, float]:
     """What each computation keeps busy, if cores are shared. Raises UsageError."""
     if FLAGS.cores is None:
         return {}
-    if stages > 1:
-        raise UsageError(f"--cores={FLAGS.cores:g} is for instances of one stage, not for --prefill={FLAGS.prefill}")
+    if stages > 1 or FLAGS.coupled is not None:
+        raise UsageError(f"--cores={FLAGS.cores:g} is for prefill instances of one stage and decoding instances only")
     if FLAGS.cost in PROFILES:
         raise UsageError(f"--cores={FLAGS.cores:g} needs --cost=FILE of `mooncake-jax profile`, not {FLAGS.cost}")
     busy = read_cost_file(Path(FLAGS.cost), FLAGS.model).busy_cores
@@ -236,6 +252,7 @@ def _check_flags() -> None:
             f"--model={FLAGS.model}: no shape is known by this name; use one of {', '.join(ARCHITECTURES)}"
         )
     check_at_least(FLAGS, 1, "decode", "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch")
+    _check_coupled()
     check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
     check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
     check_above_zero(FLAGS, "speed", "link_gbps", "cores")
@@ -245,3 +262,16 @@ def _check_flags() -> None:
     for part in FLAGS.without:
         if part not in PARTS:
             raise UsageError(f"--without: there is no part {part!r}; use some of {','.join(PARTS)}")
+
+
+def _check_coupled() -> None:
+    check_at_least(FLAGS, 0, "coupled")
+    check_at_least(FLAGS, 1, *(name for name in ("token_budget", "drop_over") if FLAGS[name].value is not None))
+    pointless, why = (
+        (_SEPARATE, f"--coupled={FLAGS.coupled} instances have no such part")
+        if FLAGS.coupled
+        else (_COUPLED, "it is for --coupled=N")
+    )
+    for name in pointless:
+        if FLAGS[name].present:
+            raise UsageError(f"--{name}={FLAGS[name].value}: {why}; leave it out")

@@ -266,7 +266,8 @@ class Conductor:
         if entry is None:
             return []
         attempt = self.attempts[entry.dispatch]
-        return [Send(node, Cancel(entry.dispatch)) for node in (attempt.prefill, attempt.decoding) if self._alive(node)]
+        nodes = dict.fromkeys((attempt.prefill, attempt.decoding))  # it may be one
+        return [Send(node, Cancel(entry.dispatch)) for node in nodes if self._alive(node)]
 
     def _alive(self, node: str) -> bool:
         return node in self.view.prefill or node in self.view.decoding

@@ -27,7 +27,11 @@ UNLIMITED = (
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """prefill instances of `stages` nodes each, and decoding instances of one node (report 3 and 5.1).
+    """prefill instances of `stages` nodes each, and decoding instances of one node (report 3 and 5.1); or `coupled`
+    instances of one node, if there are any, which do both (sched/coupled.py).
+
+    coupled_mode: one of its COUPLED_MODES; token_budget: of their iterations with prefill, None: as the mode has it;
+    drop_over: longer prompts are rejected, None: none for being long.
 
     bytes_per_token: of KVCache, in `layers` layers; dram_bytes and ssd_bytes: what each prefill node lends to the
     KVCache pool; device_kv_tokens: KVCache in a decoding instance's device memory; link_bytes_per_s: of a node's NIC in
@@ -43,6 +47,10 @@ class SimulationConfig:
     prefill: int = 8
     stages: int = 1
     decode: int = 8
+    coupled: int = 0
+    coupled_mode: str = "plain"
+    token_budget: int | None = None
+    drop_over: int | None = None
     prefill_chunk: int = 8192
     block_size: int = 512
     dram_bytes: int = 937_500 << 20
@@ -68,16 +76,26 @@ class SimulationConfig:
     step_cores: float = math.inf
 
     @property
+    def coupled_nodes(self) -> tuple[str, ...]:
+        return tuple(f"coupled{i}" for i in range(self.coupled))
+
+    @property
     def prefill_nodes(self) -> tuple[str, ...]:
+        """Those that prefill, as Conductor sees them."""
+        if self.coupled:
+            return self.coupled_nodes
         return tuple(f"prefill{i}" for i in range(self.prefill))
 
     @property
     def decoding_nodes(self) -> tuple[str, ...]:
+        """Those that decode, as Conductor sees them."""
+        if self.coupled:
+            return self.coupled_nodes
         return tuple(f"decode{i}" for i in range(self.decode))
 
     @property
     def dram_blocks(self) -> int:
-        """Of a prefill instance: each of its nodes keeps its own layers of every block."""
+        """Of a prefill instance: each of its nodes keeps its own layers of every block; coupled ones lend none."""
         return self._blocks(self.dram_bytes)
 
     @property
@@ -85,7 +103,7 @@ class SimulationConfig:
         return self._blocks(self.ssd_bytes)
 
     def _blocks(self, nbytes: int) -> int:
-        return nbytes * self.stages // (self.bytes_per_token * self.block_size)
+        return 0 if self.coupled else nbytes * self.stages // (self.bytes_per_token * self.block_size)
 
     @property
     def decoding_pages(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Set
 from typing import Any
 
+from mooncake_jax.sched.coupled import CoupledInstance
 from mooncake_jax.sched.decoding import DecodingInstance
 from mooncake_jax.sched.messages import CONDUCTOR
 from mooncake_jax.sched.prefill import PrefillInstance
@@ -28,6 +29,8 @@ def what_waits(unended: Set[str], actors: Mapping[str, Any]) -> str:
 def _reason(dispatch: int, conductor: Any, actors: Mapping[str, Any]) -> str:
     attempt = conductor.attempts[dispatch]
     prefill, decoding = actors[attempt.prefill], actors[attempt.decoding]
+    if isinstance(prefill, CoupledInstance) and (reason := _at_coupled(dispatch, prefill)) is not None:
+        return reason
     reason = None
     if isinstance(decoding, DecodingInstance):
         reason = _at_decoding(dispatch, decoding)
@@ -60,6 +63,16 @@ def _at_decoding(dispatch: int, decoding: DecodingInstance) -> str | None:
         return f"for their KVCache to be loaded at {decoding.name}"
     if any(received.dispatch == dispatch for received in decoding.waiting):
         return f"for room in the batch or the memory of {decoding.name}"
+    return None
+
+
+def _at_coupled(dispatch: int, coupled: CoupledInstance) -> str | None:
+    if dispatch in coupled.batch:
+        return f"for their next token from {coupled.name}"
+    if dispatch in coupled.prefilling:
+        return f"for their prefill at {coupled.name} to end"
+    if any(start.dispatch == dispatch for start in coupled.waiting):
+        return f"for their turn at {coupled.name}"
     return None
 
 
