@@ -21,7 +21,7 @@ COMMANDS = {
     "plan": ("mooncake_jax.commands.plan_cluster", "what a model costs on a cluster's devices, without its weights"),
     "pool": ("mooncake_jax.commands.pool", "list, count, verify or remove the KVCache blocks that are on SSD"),
     "profile": ("mooncake_jax.commands.profile", "measure this machine's engine and links, and fit a cost model"),
-    "trace": ("mooncake_jax.commands.trace", "what is in a trace; download, generate and convert traces"),
+    "trace": ("mooncake_jax.commands.trace", "stats, get, generate, convert: what is in a trace, and more of them"),
     "hit-rates": ("mooncake_jax.commands.hit_rates", "block hit rates of a trace, by eviction policy and capacity"),
     "fetch-model": ("mooncake_jax.commands.fetch_model", "bring a small model with real weights to this machine"),
 }

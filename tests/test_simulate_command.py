@@ -167,6 +167,13 @@ def test_a_block_twice_in_a_prompt_is_refused(tmp_path, capsys):
         (["--dram_mib=1"], "--dram_mib=1 does not hold one block, 160.0 MiB"),
         (["--device_kv_tokens=100"], "--device_kv_tokens=100"),
         (["--policy=best"], "--policy=best"),
+        (["--coupled=-1"], "--coupled=-1: it must be at least 0"),
+        (["--coupled=2", "--prefill=2"], "--prefill=2: --coupled=2 instances have no such part; leave it out"),
+        (["--coupled=2", "--decode=8"], "--decode=8: --coupled=2"),
+        (["--coupled=2", "--policy=kvcache-centric"], "--policy=kvcache-centric: coupled instances share no KVCache"),
+        (["--coupled_mode=plain"], "--coupled_mode=plain: it is for --coupled=N; leave it out"),
+        (["--coupled=2", "--token_budget=0"], "--token_budget=0: it must be at least 1"),
+        (["--drop_over=0"], "--drop_over=0: it must be at least 1"),
         (["extra"], "'extra' is no flag"),
     ],
 )
@@ -180,3 +187,25 @@ def test_bad_input_is_one_line(trace, tmp_path, capsys, flags, problem):
 def test_a_trace_is_needed(capsys):
     assert run(["simulate"]) == 2
     assert "--trace is missing" in capsys.readouterr().err
+
+
+def test_coupled_instances_by_their_flags(trace, tmp_path):
+    for mode in ("plain", "prefix_cache"):
+        out = tmp_path / mode
+        flags = [
+            f"--trace={trace}",
+            "--coupled=2",
+            f"--coupled_mode={mode}",
+            "--cost=vllm",
+            "--drop_over=3000",
+            "--events",
+        ]
+        assert run(["simulate", *flags, f"--out={out}"]) == 0
+        summary = json.loads((out / "summary.json").read_text())
+        config = summary["settings"]["config"]
+        assert (config["coupled"], config["policy"], config["coupled_mode"]) == (2, "load-balancing", mode)
+        assert summary["requests"]["completed"] == 20
+        assert summary["reasons"]["rejected"] == {"the prompt has more than 3000 tokens": 10}
+        assert summary["hardware"]["prefill_compute_s_mean"] > 0
+        assert (summary["reuse_share"] > 0) == (mode == "prefix_cache")
+        assert run(["verify-replay", str(out)]) == 0

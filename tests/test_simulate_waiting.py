@@ -11,6 +11,7 @@ from mooncake_jax.sched.messages import (
     KVCacheReceived,
     PrefillDone,
     StartPrefill,
+    StepDone,
     StepsDone,
 )
 from mooncake_jax.simulate.run import Stuck, simulate
@@ -93,3 +94,18 @@ def test_blocks_that_never_come_from_another_instance():
             host=lambda name, actor: Deaf(actor, BlocksReplicated) if name.startswith("prefill") else actor,
         )
     assert "gets from another instance" in str(stuck.value)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "waits"),
+    [
+        (StartPrefill, "7 for coupled0 to take them on (0, 1, 2, 3, 4, ...)"),
+        (StepDone, "1 for their prefill at coupled0 to end (0); 6 for their turn at coupled0 (1, 2, 3, 4, 5, ...)"),
+        (
+            StepsDone,
+            "1 for their next token from coupled0 (0); 6 for their turn at coupled0 (1, 2, 3, 4, 5, ...)",
+        ),
+    ],
+)
+def test_at_a_coupled_instance(kinds, waits):
+    assert told(SEVEN, "coupled", kinds, coupled=1, policy="random", max_batch=1) == waits

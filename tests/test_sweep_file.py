@@ -1,10 +1,11 @@
 """The file of a sweep: which combinations it stands for, and that all which is wrong is told before anything runs."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from sweeps import write_sweep
+from sweeps import write_sweep, write_trace
 
 from mooncake_jax.__main__ import run
 from mooncake_jax.commands import sweep as sweep_command
@@ -36,6 +37,17 @@ def test_every_case_meets_every_combination_and_the_last_axis_changes_fastest(tm
         for speed in ("1", "2.5")
         for recheck in ("true", "false")
     ]
+
+
+def test_the_files_in_the_docs_are_right(tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "sweeps.md").read_text()
+    path = tmp_path / "policies.toml"
+    path.write_text("\n".join(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)))
+    write_trace(tmp_path / "conversation_trace.jsonl")
+    monkeypatch.chdir(tmp_path)
+    file = read_sweep(path)
+    check_flags(file, goodput=False)
+    assert file.goodput == GoodputSearch() and len(file.combinations()) == 2 * 4 * 3
 
 
 def test_a_file_without_axes_is_one_run(tmp_path):

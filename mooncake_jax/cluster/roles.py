@@ -41,6 +41,7 @@ from mooncake_jax.parallel.peak import measure_peak
 from mooncake_jax.parallel.pipeline import PipelineModel, load_pipeline
 from mooncake_jax.parallel.prefill import PrefillEngine
 from mooncake_jax.parallel.processes import free_address, join_processes, stage_devices, use_cpu_devices
+from mooncake_jax.sched.cost_padded import padded_steps
 from mooncake_jax.sched.decoding import DecodingInstance
 from mooncake_jax.sched.elastic_instance import ElasticInstance
 from mooncake_jax.sched.fitting import fit_step
@@ -111,7 +112,8 @@ def _decoder(member: Member, setup: Setup, model: LoadedModel) -> _Decoder:
     warm_up_s = timed(engine.warm_up)
     if setup.cost is None:
         points = measure_steps(engine, layout, config.max_batch, model.config.max_context)
-        step = fit_step(points)  # here, and not also by Conductor's rank: another machine may round otherwise
+        # Here, and not also by Conductor's rank: another machine may round otherwise.
+        step = fit_step(padded_steps(points))
     decode = model.tokenizer.decode if model.tokenizer is not None else None
     hardware = DecodingHardware(member.node, engine, layout, decode, member.post)
     actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), setup.cost or measured_steps(step))

@@ -31,7 +31,9 @@ from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.report import print_results
 from mooncake_jax.request import FAILED, SLO, Outcome, Request
 from mooncake_jax.sched.cost import CostModel
-from mooncake_jax.sched.cost_file import resolve_cost
+from mooncake_jax.sched.cost_file import read_cost_file, resolve_cost
+from mooncake_jax.sched.coupled import COUPLED_MODES
+from mooncake_jax.sched.plugins import DEFAULT_COUPLED_POLICY
 from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.actors import make_actors
@@ -44,6 +46,9 @@ from mooncake_jax.workload.trace import TRACE_BLOCK
 FLAGS = flags.FlagValues()
 EXIT_FAILED = 1
 _DTYPE = "bfloat16"
+# Flags that say nothing of coupled instances, and that say something of nothing else.
+_SEPARATE = ("prefill", "decode", "prefill_chunk", "dram_mib", "ssd_mib", "link_gbps", "without", "recheck")
+_COUPLED = ("coupled_mode", "token_budget")
 _EVERY = 100  # requests between two looks of the progress bar
 
 
@@ -54,6 +59,15 @@ def _define() -> None:
     flags.DEFINE_float("speed", 1.0, "replay the trace so many times as fast", **kwargs)
     flags.DEFINE_string("prefill", "8", "prefill instances; 2x4: two pipelines of four nodes each", **kwargs)
     flags.DEFINE_integer("decode", 8, "decoding instances, of a node each", **kwargs)
+    flags.DEFINE_integer("coupled", 0, "instances that do both, instead of --prefill and --decode", **kwargs)
+    flags.DEFINE_enum("coupled_mode", "plain", list(COUPLED_MODES), "how these prefill (docs/simulation.md)", **kwargs)
+    flags.DEFINE_integer(
+        "token_budget",
+        None,
+        "prompt tokens in an iteration of a coupled instance (default: as its mode has it)",
+        **kwargs,
+    )
+    flags.DEFINE_integer("drop_over", None, "reject prompts of more tokens, as vLLM does over 131072", **kwargs)
     flags.DEFINE_integer("prefill_chunk", 8192, "most tokens that enter a pipeline of nodes at once", **kwargs)
     flags.DEFINE_string("model", "llama2-70b", f"one of {', '.join(ARCHITECTURES)}", **kwargs)
     flags.DEFINE_string(
@@ -71,6 +85,9 @@ def _define() -> None:
     flags.DEFINE_integer("max_batch", 256, "most requests that an instance decodes at once", **kwargs)
     define_scheduling_flags(FLAGS)
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
+    flags.DEFINE_float(
+        "cores", None, "all instances share one machine of so many cores (default: each has its own hardware)", **kwargs
+    )
     flags.DEFINE_float("request_timeout", math.inf, "seconds after its arrival at which a request fails", **kwargs)
     flags.DEFINE_integer("seed", 0, "seed of --policy=random", **kwargs)
     flags.DEFINE_bool("single_steps", False, "an event for each decoding step: slow, for checking", **kwargs)
@@ -190,6 +207,8 @@ def make_config() -> SimulationConfig:
     model = ARCHITECTURES[FLAGS.model]
     names = set(SimulationConfig.__dataclass_fields__) & set(FLAGS)
     values: dict[str, Any] = {name: FLAGS[name].value for name in names}
+    if FLAGS.coupled and not FLAGS["policy"].present:
+        values["policy"] = DEFAULT_COUPLED_POLICY
     config = SimulationConfig(
         **values
         | {
@@ -203,13 +222,28 @@ def make_config() -> SimulationConfig:
             "link_bytes_per_s": None if FLAGS.link_gbps is None else FLAGS.link_gbps * 1e9 / 8,
             "without": frozenset(FLAGS.without),
         }
+        | _busy_cores(stages)
     )
     block = config.bytes_per_token * config.block_size // stages
-    if config.dram_blocks < 1:
+    if config.dram_blocks < 1 and not config.coupled:
         raise UsageError(f"--dram_mib={FLAGS.dram_mib} does not hold one block, {block / 2**20:.1f} MiB: raise it")
     if config.decoding_pages < 1:
         raise UsageError(f"--device_kv_tokens={FLAGS.device_kv_tokens} is less than a block of {TRACE_BLOCK}: raise it")
     return config
+
+
+def _busy_cores(stages: int) -> dict[str, float]:
+    """What each computation keeps busy, if cores are shared. Raises UsageError."""
+    if FLAGS.cores is None:
+        return {}
+    if stages > 1 or FLAGS.coupled is not None:
+        raise UsageError(f"--cores={FLAGS.cores:g} is for prefill instances of one stage and decoding instances only")
+    if FLAGS.cost in PROFILES:
+        raise UsageError(f"--cores={FLAGS.cores:g} needs --cost=FILE of `mooncake-jax profile`, not {FLAGS.cost}")
+    busy = read_cost_file(Path(FLAGS.cost), FLAGS.model).busy_cores
+    if busy is None:
+        raise UsageError(f"--cost={FLAGS.cost} has no busy_cores, which --cores needs: measure it again on CPUs")
+    return dict(zip(("prefill_cores", "step_cores"), busy, strict=True))
 
 
 def _check_flags() -> None:
@@ -220,13 +254,27 @@ def _check_flags() -> None:
             f"--model={FLAGS.model}: no shape is known by this name; use one of {', '.join(ARCHITECTURES)}"
         )
     check_at_least(FLAGS, 1, "decode", "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch")
+    _check_coupled()
     check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
     check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
     check_elastic_flags(FLAGS)
-    check_above_zero(FLAGS, "speed", "link_gbps")
-    for name in ("speed", "link_gbps"):
+    check_above_zero(FLAGS, "speed", "link_gbps", "cores")
+    for name in ("speed", "link_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
             raise UsageError(f"--{name}=inf: it must be a finite number")
     for part in FLAGS.without:
         if part not in PARTS:
             raise UsageError(f"--without: there is no part {part!r}; use some of {','.join(PARTS)}")
+
+
+def _check_coupled() -> None:
+    check_at_least(FLAGS, 0, "coupled")
+    check_at_least(FLAGS, 1, *(name for name in ("token_budget", "drop_over") if FLAGS[name].value is not None))
+    pointless, why = (
+        (_SEPARATE, f"--coupled={FLAGS.coupled} instances have no such part")
+        if FLAGS.coupled
+        else (_COUPLED, "it is for --coupled=N")
+    )
+    for name in pointless:
+        if FLAGS[name].present:
+            raise UsageError(f"--{name}={FLAGS[name].value}: {why}; leave it out")

@@ -136,6 +136,8 @@ def _run(sweep: Sweep, folder: Path, jobs: int) -> bool:
             Runs(folder, jobs, progress.update).run(searches)
     except KeyboardInterrupt:
         return True
+    except OSError as error:
+        raise UsageError(f"--out={folder.parent}: {error.strerror}; make room and start the sweep again") from None
     return False
 
 

@@ -51,7 +51,7 @@ class _Running:
 
 
 class Runs:
-    """folder: where the files are. progress: told how many runs this process has seen end, and how many are left."""
+    """folder: where the files are. progress: told how many runs of this process have ended, and of how many."""
 
     def __init__(self, folder: Path, jobs: int, progress: Callable[[int, int], None]):
         self._folder, self._jobs, self._progress = folder, jobs, progress

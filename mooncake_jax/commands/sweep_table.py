@@ -93,9 +93,10 @@ def draw(path: Path, wanted: Sequence[str], axes: Sequence[str], rows: Sequence[
 
 def _numbers(rows: Sequence[Row], name: str) -> bool:
     try:
-        return all(float(row[name]) is not None for row in rows)
+        [float(row[name]) for row in rows]
     except ValueError:
         return False
+    return True
 
 
 def _place(row: Row, along: str | None, rows: Sequence[Row]) -> float | str:

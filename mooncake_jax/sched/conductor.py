@@ -273,9 +273,8 @@ class Conductor:
         if entry is None:
             return []
         attempt = self.attempts[entry.dispatch]
-        return [
-            Send(node, Cancel(entry.dispatch)) for node in (attempt.prefill, attempt.decoding) if self.view.alive(node)
-        ]
+        nodes = dict.fromkeys((attempt.prefill, attempt.decoding))  # it may be one
+        return [Send(node, Cancel(entry.dispatch)) for node in nodes if self.view.alive(node)]
 
     def _node_lost(self, node: str, now: float) -> list[Action]:
         """Requests with no token yet are dispatched again; those that were decoding there fail."""

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from mooncake_jax.request import Request
 from mooncake_jax.sched.actions import Action, DropKVCache, LoadKVCache, RunStep, Send
+from mooncake_jax.sched.batching import ContinuousBatching, DecodingLimits, Running
 from mooncake_jax.sched.messages import (
     CONDUCTOR,
     Cancel,
@@ -23,30 +23,8 @@ from mooncake_jax.sched.messages import (
     Message,
     StepDone,
     StepFailed,
-    StepsDecoded,
     StepsDone,
-    Token,
-    TokensDecoded,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingLimits:
-    """max_batch requests at once; pages of page_size tokens in device memory; ids that end a request; tbt_slo in
-    seconds, of requests that name none.
-    """
-
-    max_batch: int
-    pages: int
-    page_size: int
-    stop_ids: frozenset[int] = frozenset()
-    tbt_slo: float = math.inf
-
-    def pages_for(self, request: Request) -> int:
-        return -(-(request.prompt_tokens + request.output_length) // self.page_size)
-
-    def tbt_slo_of(self, request: Request) -> float:
-        return self.tbt_slo if request.tbt_slo is None else request.tbt_slo
 
 
 class StepCost(Protocol):
@@ -55,22 +33,21 @@ class StepCost(Protocol):
     def step(self, batch: int, context: int) -> float: ...
 
 
-@dataclass(slots=True)
-class _Joined:
+@dataclass(slots=True, kw_only=True)
+class _Joined(Running):
     received: KVCacheReceived
     pages: int
-    produced: int = 0
 
 
-class DecodingInstance:
+class DecodingInstance(ContinuousBatching):
     """cost: of its own steps, to judge TBT by as KVCache arrives; None: whatever arrives is decoded."""
 
     def __init__(self, name: str, limits: DecodingLimits, cost: StepCost | None = None):
-        self.name, self.limits, self.cost = name, limits, cost
+        super().__init__(name, limits)
+        self.cost = cost
         self.waiting: list[KVCacheReceived] = []
         self.loading: dict[int, _Joined] = {}
-        self.batch: dict[int, _Joined] = {}
-        self.stepping = False
+        self.batch: dict[int, _Joined]
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
@@ -110,7 +87,7 @@ class DecodingInstance:
         """Why it may not join those that are here, who keep their SLOs too."""
         if self.cost is None:
             return None
-        here = [(j.received.request, j.produced) for j in (*self.batch.values(), *self.loading.values())]
+        here = [(j.request, j.produced) for j in (*self.batch.values(), *self.loading.values())]
         here += [(waiting.request, 0) for waiting in self.waiting] + [(received.request, 0)]
         together = here[-self.limits.max_batch :]  # the first to come are the first to leave
         limit = min(self.limits.tbt_slo_of(request) for request, _ in together)
@@ -130,7 +107,7 @@ class DecodingInstance:
             if self._pages_used() + pages > self.limits.pages:
                 break
             del self.waiting[0]
-            self.loading[head.dispatch] = _Joined(head, pages)
+            self.loading[head.dispatch] = _Joined(request=head.request, received=head, pages=pages)
             actions.append(LoadKVCache(head.dispatch, head.request, head.first_token))
         return actions
 
@@ -146,45 +123,6 @@ class DecodingInstance:
         first, known = joined.received.first_token, joined.received.logprobs
         logprobs = ((dispatch, known),) if known is not None else ()
         return self._deliver(StepDone(((dispatch, first),), 0.0, (dispatch,) * stopped, logprobs), now)
-
-    def _deliver(self, step: StepDone, now: float) -> list[Action]:
-        """Hand out one token for each request; those that are done leave the batch."""
-        delivered, leaving, logprobs = [], [], dict(step.logprobs)
-        for dispatch, token_id in step.tokens:
-            joined = self.batch.get(dispatch)
-            if joined is None:  # cancelled meanwhile
-                continue
-            joined.produced += 1
-            last = dispatch in step.stopped or self._is_last(joined, token_id)
-            delivered.append(Token(dispatch, token_id, last, logprobs.get(dispatch)))
-            if last:
-                del self.batch[dispatch]
-                leaving.append(DropKVCache(dispatch))
-        if not delivered:
-            return leaving
-        return [*leaving, Send(CONDUCTOR, TokensDecoded(self.name, now, tuple(delivered)))]
-
-    def _deliver_steps(self, steps: StepsDone) -> list[Action]:
-        """What _deliver() would do for each of them."""
-        delivered, ended, count = [], [], len(steps.ends)
-        for dispatch in steps.batch:
-            joined = self.batch.get(dispatch)
-            if joined is None:  # cancelled meanwhile
-                continue
-            joined.produced += count
-            delivered.append(dispatch)
-            if joined.produced >= joined.received.request.output_length:
-                del self.batch[dispatch]
-                ended.append(dispatch)
-        if not delivered:
-            return []
-        news = StepsDecoded(self.name, steps.ends, tuple(delivered), tuple(ended))
-        return [*map(DropKVCache, ended), Send(CONDUCTOR, news)]
-
-    def _is_last(self, joined: _Joined, token_id: int | None) -> bool:
-        request = joined.received.request
-        end_of_text = token_id in self.limits.stop_ids and not request.ignore_eos
-        return end_of_text or token_id in request.stop_ids or joined.produced >= request.output_length
 
     def _step(self) -> list[Action]:
         if self.stepping or not self.batch:

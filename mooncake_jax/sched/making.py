@@ -74,6 +74,7 @@ def make_conductor(
         block_size=settings.block_size,
         bytes_per_token=capacities.bytes_per_token,
         kv_tokens=settings.decoding_pages * settings.block_size,
+        coupled=settings.prefill_nodes == settings.decoding_nodes,
     )
     policy = make_role_policy(settings)
     roles = ElasticRoles(policy, view) if policy is not None else None
@@ -84,6 +85,8 @@ def make_role_policy(settings: Settings) -> RolePolicy | None:
     """None where roles are fixed. Raises UsageError where they cannot be elastic."""
     if not settings.elastic_roles:
         return None
+    if settings.prefill_nodes == settings.decoding_nodes:
+        raise UsageError("--elastic_roles=True: coupled instances prefill and decode already; leave it out")
     if settings.stages > 1:
         raise UsageError(
             f"--prefill={settings.prefill}x{settings.stages}: a pipeline of several stages cannot decode; leave out "

@@ -50,7 +50,7 @@ class RoundRobin:
 
 
 class LoadBalancing:
-    """The instance with the fewest requests (the load of FAST25 4.1); of equals, the first."""
+    """The instance with the fewest requests outstanding (the load of FAST25 4.1); of equals, the first."""
 
     def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch:
-        return dispatch_to(min(view.prefill, key=lambda node: len(view.prefill[node])), request, view, now)
+        return dispatch_to(min(view.prefill, key=view.outstanding), request, view, now)

@@ -108,6 +108,8 @@ def _wrong(chosen: object, view: ClusterView) -> str | None:
         return f"chose {_shown(chosen.prefill)}, which is no prefill instance here"
     if chosen.decoding not in view.decoding:
         return f"chose {_shown(chosen.decoding)}, which is no decoding instance here"
+    if view.coupled and (source is not None or chosen.prefill != chosen.decoding):
+        return f"sends KVCache to {_shown(chosen.decoding)}, but coupled instances send one another none"
     if source is not None and source not in view.prefill and source not in view.moved:
         return f"copies from {_shown(source)}, which is no prefill instance here"
     if source is not None and not (type(chosen.replicate_blocks) is int and chosen.replicate_blocks >= 0):

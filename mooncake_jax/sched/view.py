@@ -59,7 +59,8 @@ class _Copy:
 class ClusterView:
     """What Conductor knows when it decides. slo: of requests that name none; kv_tokens: tokens of KVCache that each
     decoding instance holds in device memory, None for no limit; transfer_pace: how many times longer copies between
-    prefill instances take than the cost model says. With elastic roles (elastic.py), moved: the queues of prefill
+    prefill instances take than the cost model says; coupled: whether instances are coupled: each is in prefill
+    and in decoding, and decodes what it prefills. With elastic roles (elastic.py), moved: the queues of prefill
     instances that decode now, kept for what they have learned; draining: loads of those that are to prefill again and
     get no new requests.
     """
@@ -73,6 +74,7 @@ class ClusterView:
     bytes_per_token: int
     kv_tokens: int | None = None
     transfer_pace: Pace = field(default_factory=Pace)
+    coupled: bool = False
     moved: dict[str, PrefillQueue] = field(default_factory=dict)
     draining: dict[str, DecodingLoad] = field(default_factory=dict)
     _copies: dict[int, _Copy] = field(default_factory=dict)  # by dispatch number
@@ -92,6 +94,10 @@ class ClusterView:
     def reusable_tokens(self, blocks: int, prompt_tokens: int) -> int:
         """Tokens that so many matching blocks spare; the last prompt token is always computed."""
         return min(blocks * self.block_size, prompt_tokens - 1)
+
+    def outstanding(self, prefill: str) -> int:
+        """Requests that this prefill instance has not done with; a coupled one decodes them too."""
+        return len(self.decoding[prefill].requests) if self.coupled else len(self.prefill[prefill])
 
     def transfer(self, tokens: int, source: str) -> float:
         """T_transfer: seconds to copy the KVCache of so many tokens from this prefill instance to another, beside what
@@ -214,7 +220,7 @@ class ClusterView:
         for load in (*self.decoding.values(), *self.draining.values()):
             load.check()
         roles = Counter((*self.prefill, *self.decoding, *self.draining))
-        assert set(roles.values()) <= {1}, f"an instance has two roles: {roles}"
+        assert self.coupled or set(roles.values()) <= {1}, f"an instance has two roles: {roles}"
         assert self.draining.keys() <= self.moved.keys() <= self.decoding.keys() | self.draining.keys(), (
             "who has moved?"
         )

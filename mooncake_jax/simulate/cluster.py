@@ -20,6 +20,7 @@ from mooncake_jax.sched.actions import (
     LoadKVCache,
     PromoteBlocks,
     Report,
+    RunIteration,
     RunPrefill,
     RunStep,
     Send,
@@ -34,11 +35,15 @@ from mooncake_jax.sched.messages import (
     Message,
     PrefillDone,
     ReviewRoles,
+    StepDone,
 )
 from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.cores import Cores
+from mooncake_jax.simulate.coupled_hardware import CoupledHardware
 from mooncake_jax.simulate.decoding_hardware import DecodingHardware
 from mooncake_jax.simulate.events import Events
 from mooncake_jax.simulate.network import Network
+from mooncake_jax.simulate.one_machine import SharingDecodingHardware, SharingPrefillHardware
 from mooncake_jax.simulate.prefill_hardware import PrefillHardware
 
 _RATE_BYTES = 1 << 30  # what the cost model's rate of a transfer is taken from
@@ -63,10 +68,19 @@ class SimulatedCluster:
         rates, latency = _network(config, cost)
         shared = "sharing" not in config.without and math.inf not in rates.values()
         self.network = Network(self.events, rates, latency, shared)
-        self.decoding = {node: DecodingHardware(node, config, cost, self.events) for node in config.may_decode}
+        self.cores = None if config.cores is None else Cores(self.events, config.cores)
+        decoding, prefill = DecodingHardware, PrefillHardware
+        if self.cores is not None:
+            decoding = partial(SharingDecodingHardware, self.cores)
+            prefill = partial(SharingPrefillHardware, self.cores)
+        self.coupled = {node: CoupledHardware(node, config, cost, self.events) for node in config.coupled_nodes}
+        self.decoding: Mapping[str, DecodingHardware] = self.coupled or {
+            node: decoding(node, config, cost, self.events) for node in config.may_decode
+        }
         self.prefill = {
-            node: PrefillHardware(node, config, cost, self.events, self.network, self._received)
+            node: prefill(node, config, cost, self.events, self.network, self._received)
             for node in config.prefill_nodes
+            if node not in self.coupled
         }
         self.unended = {request.id for request in requests}
         self.last_ended = 0.0
@@ -77,6 +91,8 @@ class SimulatedCluster:
         self._catch_up: dict[str, Callable[[Message, float], bool]] = {CONDUCTOR: self._before_conductor}
         for node, hardware in self.decoding.items():
             self._catch_up[node] = partial(self._before_decoding, hardware)
+        for node, hardware in self.coupled.items():
+            self._catch_up[node] = partial(self._before_coupled, hardware)
 
     def _performers(self) -> dict[str, dict[type, Callable[[Any, float], None]]]:
         """By node and kind of action."""
@@ -91,6 +107,8 @@ class SimulatedCluster:
             }
             for node, hardware in self.prefill.items()
         }
+        if self.coupled:
+            return {CONDUCTOR: conductor, **{node: self._coupled(hardware) for node, hardware in self.coupled.items()}}
         decoding = {
             node: {
                 Send: self._tell_conductor,
@@ -102,6 +120,14 @@ class SimulatedCluster:
         }
         elastic = {node: prefill[node] | decoding[node] for node in prefill if node in decoding}
         return {CONDUCTOR: conductor, **prefill, **decoding, **elastic}
+
+    def _coupled(self, hardware: CoupledHardware) -> dict[type, Callable[[Any, float], None]]:
+        return {
+            Send: self._tell_at_once,
+            RunIteration: hardware.iterate,
+            RunStep: hardware.run,
+            DropKVCache: hardware.drop,
+        }
 
     # --- what happens
 
@@ -146,6 +172,18 @@ class SimulatedCluster:
             hardware.catch_up(now)
         return True
 
+    def _before_coupled(self, hardware: CoupledHardware, message: Message, now: float) -> bool:
+        """What is not of its own doing takes effect after the step under way, and nothing is to be told of that
+        before. An iteration may have ended a prefill, which Conductor judges by what all have decoded.
+        """
+        if type(message) is not StepDone:
+            hardware.catch_up(now)
+            hardware.batch_changes(now)
+        elif self._judges_prefilled:
+            for other in self.coupled.values():
+                other.catch_up(now)
+        return True
+
     def _await_next(self) -> None:
         if self._arriving:
             request, message = self._arriving.pop()
@@ -165,9 +203,13 @@ class SimulatedCluster:
         else:
             self.events.soon.append((CONDUCTOR, action.message))
 
+    def _tell_at_once(self, action: Send, now: float) -> None:
+        self.events.soon.append((CONDUCTOR, action.message))
+
     def _order(self, action: Send, now: float) -> None:
         """What Conductor wants of an instance."""
-        delay = self._config.decision_s if action.to in self.prefill else 0.0
+        prefills = action.to in self.prefill or action.to in self.coupled
+        delay = self._config.decision_s if prefills else 0.0
         self.events.post(now + delay, action.to, action.message)
 
     def _later(self, action: Later, now: float) -> None:
@@ -182,6 +224,8 @@ class SimulatedCluster:
     def check(self) -> None:
         """Assert the invariants."""
         self.network.check()
+        if self.cores is not None:
+            self.cores.check()
         for hardware in self.decoding.values():
             hardware.check()
 

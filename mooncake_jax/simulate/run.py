@@ -1,5 +1,6 @@
 """A run of the simulated cluster, from its requests to their outcomes."""
 
+import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ def simulate(
     if check:
         _check_end(run, cluster, actors)
     run.duration_s = cluster.last_ended
-    run.hardware = _hardware(cluster)
+    run.hardware = _hardware(cluster, sum(work.prefills for work in conductor.prefill_work.values()))
     run.pool = _pool(conductor.view.pool)
     run.roles = conductor.roles.summary() if conductor.roles is not None else None
     run.faults = dict(conductor.scheduler.faults.most_common())
@@ -85,6 +86,8 @@ def simulate(
 
 def why_invalid(request: Request, config: SimulationConfig) -> str | None:
     """Why this request cannot be served at all, None if it can."""
+    if config.drop_over is not None and request.prompt_tokens > config.drop_over:
+        return f"the prompt has more than {config.drop_over} tokens"
     if request.prompt_tokens == 0:
         return "the prompt is empty"
     if request.output_length < 1:
@@ -127,13 +130,20 @@ def _check_end(run: Run, cluster: SimulatedCluster, actors: Mapping[str, Any]) -
     produced = sum(max(outcome.output_tokens - 1, 0) for outcome in run.outcomes)
     decoded = sum(hardware.tokens for hardware in cluster.decoding.values())
     assert produced <= decoded, f"{produced} tokens came of steps that made {decoded}"
+    prompts = sum(outcome.prompt_tokens - outcome.reused_tokens for outcome in run.outcomes if outcome.output_tokens)
+    prefilled = sum(hardware.prefilled for hardware in cluster.coupled.values())
+    assert not cluster.coupled or prompts <= prefilled, f"{prompts} tokens of prompts came of {prefilled}"
 
 
-def _hardware(cluster: SimulatedCluster) -> dict[str, Any]:
+def _hardware(cluster: SimulatedCluster, prefills: int) -> dict[str, Any]:
+    """prefills: how many have been done."""
     prefill, decoding = cluster.prefill.items(), cluster.decoding.items()
+    computed = {node: hardware.group.computed for node, hardware in prefill}
+    computed |= {node: hardware.computed for node, hardware in cluster.coupled.items()}
     return {
         "prefill_busy_s": {node: hardware.group.busy for node, hardware in prefill},
-        "prefill_compute_s": {node: hardware.group.computed for node, hardware in prefill},
+        "prefill_compute_s": computed,
+        "prefill_compute_s_mean": math.fsum(computed.values()) / prefills if prefills else None,
         "decoding_busy_s": {node: hardware.busy for node, hardware in decoding},
         "decoding_steps": {node: hardware.steps for node, hardware in decoding},
         "decoding_tokens": {node: hardware.tokens for node, hardware in decoding},

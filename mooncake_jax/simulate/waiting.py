@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Set
 from typing import Any
 
+from mooncake_jax.sched.coupled import CoupledInstance
 from mooncake_jax.sched.decoding import DecodingInstance
 from mooncake_jax.sched.elastic_instance import ElasticInstance
 from mooncake_jax.sched.messages import CONDUCTOR
@@ -29,6 +30,8 @@ def what_waits(unended: Set[str], actors: Mapping[str, Any]) -> str:
 def _reason(dispatch: int, conductor: Any, actors: Mapping[str, Any]) -> str:
     attempt = conductor.attempts[dispatch]
     prefill, decoding = actors[attempt.prefill], actors[attempt.decoding]
+    if isinstance(prefill, CoupledInstance) and (reason := _at_coupled(dispatch, prefill)) is not None:
+        return reason
     if isinstance(prefill, ElasticInstance):
         prefill = prefill.prefill
     if isinstance(decoding, ElasticInstance):
@@ -65,6 +68,16 @@ def _at_decoding(dispatch: int, decoding: DecodingInstance) -> str | None:
         return f"for their KVCache to be loaded at {decoding.name}"
     if any(received.dispatch == dispatch for received in decoding.waiting):
         return f"for room in the batch or the memory of {decoding.name}"
+    return None
+
+
+def _at_coupled(dispatch: int, coupled: CoupledInstance) -> str | None:
+    if dispatch in coupled.batch:
+        return f"for their next token from {coupled.name}"
+    if dispatch in coupled.prefilling:
+        return f"for their prefill at {coupled.name} to end"
+    if any(start.dispatch == dispatch for start in coupled.waiting):
+        return f"for their turn at {coupled.name}"
     return None
 
 
