@@ -102,8 +102,7 @@ def seconds_alone(row: dict, cost: CostModel) -> float:
 
 def serve(command: str, trace: Path, out: Path, cost: Path, **more: object) -> list[dict]:
     """Outcomes of a run of the trace, which must all be completed."""
-    believed = {"cost": cost} if command == "simulate" else {}
-    run(command, {"model": FLAGS.model, "trace": trace, "out": out, **believed, **CLUSTER, **more})
+    run(command, {"model": FLAGS.model, "trace": trace, "out": out, "cost": cost, **CLUSTER, **more})
     outcomes = [json.loads(line) for line in (out / "requests.jsonl").open()]
     ended = [outcome for outcome in outcomes if outcome["status"] != "completed"]
     if ended:

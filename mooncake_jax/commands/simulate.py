@@ -236,7 +236,7 @@ def _busy_cores(stages: int) -> dict[str, float]:
     """What each computation keeps busy, if cores are shared. Raises UsageError."""
     if FLAGS.cores is None:
         return {}
-    if stages > 1 or FLAGS.coupled is not None:
+    if stages > 1 or FLAGS.coupled:
         raise UsageError(f"--cores={FLAGS.cores:g} is for prefill instances of one stage and decoding instances only")
     if FLAGS.cost in PROFILES:
         raise UsageError(f"--cores={FLAGS.cores:g} needs --cost=FILE of `mooncake-jax profile`, not {FLAGS.cost}")
