@@ -32,8 +32,9 @@ def both(config, cost, requests):
     max_batch=st.integers(1, 6),
     tbt_slo=st.sampled_from([0.0125, 0.014, 1.0]),
     timeout=st.sampled_from([float("inf"), 1.0]),
+    inline=st.booleans(),
 )
-def test_skipping_changes_nothing(seed, count, rate, admission, decode, max_batch, tbt_slo, timeout):
+def test_skipping_changes_nothing(seed, count, rate, admission, decode, max_batch, tbt_slo, timeout, inline):
     config = make_config(
         admission=admission,
         decode=decode,
@@ -42,10 +43,14 @@ def test_skipping_changes_nothing(seed, count, rate, admission, decode, max_batc
         ttft_slo=2.0,
         request_timeout=timeout,
         ssd=30,
+        inline_prefill=inline,
+        prefill_chunk=200,
+        decision_s=0.001,
     )
     skipping, single = both(config, COST, random_requests(seed, count, rate))
     assert by_id(skipping) == by_id(single)
     assert skipping.hardware["decoding_steps"] == single.hardware["decoding_steps"]
+    assert skipping.inlined_prefills == single.inlined_prefills
 
 
 def test_skipping_changes_nothing_with_any_cost_model():

@@ -20,7 +20,8 @@ class ClusterConfig:
     predicts with it, None to learn it; seed: of a policy that draws; request_timeout in seconds from arrival;
     link_gbps: the modelled rate of what an instance's rank sends, None for as fast as it goes; transport: how KVCache
     leaves the devices (cache/transport.py); peak_tflops: of each prefill device, in 1e12 FLOPs a second, None to
-    measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound.
+    measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound;
+    inline_prefill: whether decoding instances compute prompts that need no chunk (sched/inline.py).
     """
 
     model: str
@@ -50,6 +51,7 @@ class ClusterConfig:
     tbt_slo: float
     peak_tflops: float | None
     prefill_mfu_floor: float | None
+    inline_prefill: bool = False
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class _Attempt:
 
 class Conductor:
     """request_timeout: seconds from arrival after which a request fails, whatever keeps it. prefill_work: what each
-    prefill instance has computed so far.
+    prefill instance has computed so far; inlined_prefills: how many decoding instances have.
     """
 
     def __init__(self, view: ClusterView, scheduler: Scheduler, request_timeout: float):
@@ -73,7 +73,7 @@ class Conductor:
         self.attempts: dict[int, _Attempt] = {}
         self.reservations = Reservations(view.pool)
         self.prefill_work = defaultdict(PrefillWork, {node: PrefillWork() for node in view.prefill})
-        self.dispatched = 0
+        self.dispatched = self.inlined_prefills = 0
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
@@ -126,7 +126,7 @@ class Conductor:
         self.dispatched += 1
         number, view = self.dispatched, self.view
         reservation = self.reservations.begin(number, request, decision)
-        matched = view.pool.match(request.block_keys)[decision.prefill]
+        matched = 0 if decision.inlined else view.pool.match(request.block_keys)[decision.prefill]
         if reservation.replication is not None:
             matched = max(matched, decision.replicate_blocks)
             tokens = len(reservation.replication.target_blocks) * view.block_size
@@ -156,7 +156,11 @@ class Conductor:
         attempt = self.attempts[message.dispatch]
         actions: list[Action] = [*self.reservations.prefill_ended(message)]
         if isinstance(message, PrefillDone):
-            self.prefill_work[message.node].add(attempt.prompt_tokens, message.reused_tokens)
+            if attempt.prefill == attempt.decoding:
+                self.inlined_prefills += 1
+                self.view.inlined(message.dispatch, message.node, message.seconds)
+            else:
+                self.prefill_work[message.node].add(attempt.prompt_tokens, message.reused_tokens)
             self.view.prefill_done(message.dispatch, message.node, attempt.decoding, now)
             actions += self._judge_prefilled(message.dispatch, attempt, now)
         else:
@@ -266,7 +270,8 @@ class Conductor:
         if entry is None:
             return []
         attempt = self.attempts[entry.dispatch]
-        return [Send(node, Cancel(entry.dispatch)) for node in (attempt.prefill, attempt.decoding) if self._alive(node)]
+        nodes = dict.fromkeys((attempt.prefill, attempt.decoding))
+        return [Send(node, Cancel(entry.dispatch)) for node in nodes if self._alive(node)]
 
     def _alive(self, node: str) -> bool:
         return node in self.view.prefill or node in self.view.decoding

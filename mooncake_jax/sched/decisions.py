@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Prefill here, decode there; first copy the leading `replicate_blocks` blocks from `replicate_from`, if that is
-    set.
+    set. One whose prefill is inlined names its decoding instance twice (inline.py; no policy makes such).
     """
 
     prefill: str
@@ -15,6 +15,10 @@ class Dispatch:
     tbt: float  # predicted for when it has joined all that has been sent there, seconds
     replicate_from: str | None = None
     replicate_blocks: int = 0
+
+    @property
+    def inlined(self) -> bool:
+        return self.prefill == self.decoding
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Settings(Protocol):
     ttft_slo: float
     tbt_slo: float
     request_timeout: float
+    inline_prefill: bool
 
     @property
     def prefill_nodes(self) -> tuple[str, ...]: ...
@@ -74,4 +75,5 @@ def make_scheduler(settings: Settings, time_limit: TimeLimit = nullcontext) -> S
     """Raises UsageError where a policy or an admission cannot be loaded."""
     policy = load_policy(settings.policy, settings.seed, settings.kvcache_balancing_threshold)
     admission = load_admission(settings.admission, settings.decoding_time_s)
-    return Scheduler(policy, admission, settings.policy, settings.admission, time_limit)
+    longest_inlined = settings.prefill_chunk if settings.inline_prefill else 0
+    return Scheduler(policy, admission, settings.policy, settings.admission, time_limit, longest_inlined)

@@ -3,7 +3,8 @@
 Messages between actors take no time, but for Conductor's decision. Nothing is random. News of decoding steps comes in
 bulk and may be late, but nobody decides anything before having heard of every step that has ended until then: before a
 request arrives, and before an admission that asks again judges it, all decoding instances are caught up with; before a
-decoding instance handles anything, it is itself.
+decoding instance handles anything, it is itself. Where prefills are inlined, whatever it handles may make it want its
+device for one after the step under way.
 """
 
 import math
@@ -16,6 +17,7 @@ from mooncake_jax.sched.actions import (
     Action,
     DropKVCache,
     FetchBlocks,
+    InlinePrefill,
     Later,
     LoadKVCache,
     PromoteBlocks,
@@ -33,6 +35,7 @@ from mooncake_jax.sched.messages import (
     KVCacheLoaded,
     Message,
     PrefillDone,
+    PrefillInlined,
 )
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.decoding_hardware import DecodingHardware
@@ -92,8 +95,9 @@ class SimulatedCluster:
         }
         decoding = {
             node: {
-                Send: self._tell_conductor,
+                Send: self._tell_conductor_soon,
                 LoadKVCache: hardware.load,
+                InlinePrefill: hardware.prefill,
                 RunStep: hardware.run,
                 DropKVCache: hardware.drop,
             }
@@ -134,10 +138,14 @@ class SimulatedCluster:
         return True
 
     def _before_decoding(self, hardware: DecodingHardware, message: Message, now: float) -> bool:
-        if type(message) is KVCacheLoaded:
-            hardware.batch_changes(now)
-        else:
+        inline = self._config.inline_prefill
+        if type(message) is PrefillInlined:  # which has Conductor decide, if its admission asks again
+            for other in self.decoding.values():
+                other.catch_up(now)
+        elif inline or type(message) is not KVCacheLoaded:
             hardware.catch_up(now)
+        if inline or type(message) is KVCacheLoaded:
+            hardware.batch_changes(now)
         return True
 
     def _await_next(self) -> None:
@@ -157,11 +165,15 @@ class SimulatedCluster:
         if self._judges_prefilled and type(action.message) is PrefillDone:
             self.events.post(now, CONDUCTOR, action.message)  # after having caught up with all
         else:
-            self.events.soon.append((CONDUCTOR, action.message))
+            self._tell_conductor_soon(action, now)
+
+    def _tell_conductor_soon(self, action: Send, now: float) -> None:
+        self.events.soon.append((CONDUCTOR, action.message))
 
     def _order(self, action: Send, now: float) -> None:
-        """What Conductor wants of an instance."""
-        delay = 0.0 if action.to in self.decoding else self._config.decision_s
+        """What Conductor wants of an instance. None overtakes the StartPrefill that it is about."""
+        config = self._config
+        delay = 0.0 if action.to in self.decoding and not config.inline_prefill else config.decision_s
         self.events.post(now + delay, action.to, action.message)
 
     def _later(self, action: Later, now: float) -> None:

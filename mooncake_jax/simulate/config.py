@@ -57,6 +57,7 @@ class SimulationConfig:
     request_timeout: float = math.inf
     ttft_slo: float = math.inf
     tbt_slo: float = math.inf
+    inline_prefill: bool = False
     recheck: bool = True
     without: frozenset[str] = frozenset()
     single_steps: bool = False

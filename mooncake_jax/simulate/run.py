@@ -27,10 +27,13 @@ class Stuck(Exception):
 
 @dataclass
 class Run:
-    """duration_s: from the start to the last ending. hardware: what it has done, ready for JSON."""
+    """duration_s: from the start to the last ending. inlined_prefills: how many decoding instances have computed.
+    hardware: what it has done, ready for JSON.
+    """
 
     duration_s: float
     outcomes: list[Outcome] = field(default_factory=list)
+    inlined_prefills: int = 0
     hardware: dict[str, Any] = field(default_factory=dict)
     pool: dict[str, Any] = field(default_factory=dict)
 
@@ -71,6 +74,7 @@ def simulate(
     if check:
         _check_end(run, cluster, actors)
     run.duration_s = cluster.last_ended
+    run.inlined_prefills = conductor.inlined_prefills
     run.hardware = _hardware(cluster)
     run.pool = _pool(conductor.view.pool)
     return run
@@ -135,6 +139,7 @@ def _hardware(cluster: SimulatedCluster) -> dict[str, Any]:
         "prefill_busy_s": {node: hardware.group.busy for node, hardware in prefill},
         "prefill_compute_s": {node: hardware.group.computed for node, hardware in prefill},
         "decoding_busy_s": {node: hardware.busy for node, hardware in decoding},
+        "decoding_inlined_s": {node: hardware.inlined for node, hardware in decoding},
         "decoding_steps": {node: hardware.steps for node, hardware in decoding},
         "decoding_tokens": {node: hardware.tokens for node, hardware in decoding},
         "sent_bytes": dict(sorted(cluster.network.sent.items())),
