@@ -60,24 +60,29 @@ def become(member: Member, setup: Setup) -> Role:
     enable_compile_cache(Path(config.model_dir) / "compiled")
     path = resolve(config.model, Path(config.model_dir))
     if member.node in config.decoding_nodes:
-        return _become_decoding(member, config, path)
+        return _become_decoding(member, config, path, max(setup.longest_prompt, 1))
     return _become_stage(member, config, path, max(setup.longest_prompt, 1))
 
 
-def _become_decoding(member: Member, config: ClusterConfig, path: Location) -> Role:
+def _become_decoding(member: Member, config: ClusterConfig, path: Location, longest_prompt: int) -> Role:
     model = load_model(path, config.dtype)
     layout = config.block_layout(model.config)
     engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
     warm_up_s = timed(engine.warm_up)
+    compiled, inline = engine.compile_count, None
+    if config.inline_prefill:
+        inline = PrefillEngine(model, config.prefill_chunk)
+        warm_up_s += timed(lambda: inline.warm_up(min(longest_prompt, config.prefill_chunk)))
+        compiled += inline.compile_count
     measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
     step = fit_step(measured.step)  # here, and not also by Conductor's rank: another machine may round otherwise
     decode = model.tokenizer.decode if model.tokenizer is not None else None
-    hardware = DecodingHardware(member.node, engine, layout, decode, member.post)
+    hardware = DecodingHardware(member.node, engine, layout, decode, member.post, inline)
     actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), step)
     if config.lends_dram:
         member.lend(0)  # all ranks make the window
     fingerprint = model_fingerprint(path, config.dtype)
-    ready = Ready(member.node, fingerprint, 0, None, 0, (), 0, measured, step, engine.compile_count, warm_up_s)
+    ready = Ready(member.node, fingerprint, 0, None, 0, (), 0, measured, step, compiled, warm_up_s)
     return actor, hardware, ready
 
 

@@ -38,8 +38,8 @@ def define_scheduling_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "inline_prefill",
         False,
-        "a decoding instance itself computes a prompt of at most --prefill_chunk tokens where that gives the first token "
-        "no later, and its batch keeps its TBT SLO",
+        "a decoding instance computes prompts of at most --prefill_chunk tokens itself, where the first token comes no "
+        "later for it and those who decode there keep their TBT SLO",
         **kwargs,
     )
     flags.DEFINE_float(

@@ -121,7 +121,13 @@ def _report(config: SimulationConfig, run: Run, requests: list[Request], results
     summary = metrics.summarise(run.outcomes, slo, run.duration_s)
     workload = {"trace": FLAGS.trace, "limit": FLAGS.limit, "speed": FLAGS.speed}
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
-    parts = {"inlined_prefills": run.inlined_prefills, "pool": run.pool, "hardware": run.hardware, "workload": workload, **cost}
+    parts = {
+        "inlined_prefills": run.inlined_prefills,
+        "pool": run.pool,
+        "hardware": run.hardware,
+        "workload": workload,
+        **cost,
+    }
     results.finish(summary | parts | {"settings": {"config": config.to_json()}})
     order = {request.id: place for place, request in enumerate(requests)}
     print_results(sorted(run.outcomes, key=lambda outcome: order[outcome.id]), summary)
