@@ -1,5 +1,6 @@
 """Prefills inlined at the decoding instance of a real cluster of MPI ranks: the same tokens, and a run to replay."""
 
+import pytest
 from cluster_run import TINY, prompt, replay, replayed_differences, write_prompts
 
 from mooncake_jax.cluster.actors import ActorSettings
@@ -17,6 +18,10 @@ def pairs():
         yield from ({**same, "id": f"{number}{half}"} for half in ("first", "second"))
 
 
+def logprobs(row):
+    return [token["logprob"] for token in row["logprobs"] or ()]
+
+
 def test_inlined_prefills_give_the_tokens_that_others_give(tmp_path):
     path = write_prompts(tmp_path / "prompts.jsonl", [*pairs(), prompt("chunks", 200, arrival_s=0.5)])
     flags = ("--prefill=1", "--prefill_chunk=64", "--tbt_slo=9", "--inline_prefill")
@@ -25,9 +30,11 @@ def test_inlined_prefills_give_the_tokens_that_others_give(tmp_path):
     assert {row["status"] for row in rows.values()} == {COMPLETED}, run.stderr
     for number in range(len(OPTIONS)):
         first, second = rows[f"{number}first"], rows[f"{number}second"]
-        assert (first["token_ids"], first["logprobs"]) == (second["token_ids"], second["logprobs"])
+        assert first["token_ids"] == second["token_ids"]
+        assert logprobs(first) == pytest.approx(logprobs(second), abs=1e-4)
     where = {name: row["prefill_instance"] for name, row in rows.items()}
-    assert (where["0first"], where["0second"], where["chunks"]) == ("decode0", "prefill0", "prefill0")
+    assert (where["0first"], where["chunks"]) == ("decode0", "prefill0")
+    assert "prefill0" in [where[f"{number}second"] for number in range(len(OPTIONS))]
     assert summary["inlined_prefills"] == list(where.values()).count("decode0")
     assert list(summary["prefill_mfu"]["instances"]) == ["prefill0"]
     assert replayed_differences(run, ActorSettings.from_json(summary["settings"]).actors()) == []
