@@ -50,7 +50,7 @@ def inlined(view, blocks=4, **fields):
 
 
 def test_an_idle_instance_computes_what_no_other_computes_sooner():
-    assert decided(view_of([0])) == Dispatch("decode0", "decode0", 1.0, STEP(1, 64))
+    assert decided(view_of([0])) == Dispatch("decode0", "decode0", 1.0, STEP(1, 64), inlined=True)
     assert not inlined(view_of([1])), "a block is there: reuse is worth going"
     assert inlined(view_of([1], [[0.25]])), "but not waiting for what it spares"
     assert not inlined(view_of([1], [[0.25 - LEAST]]))

@@ -17,10 +17,11 @@ class ClusterConfig:
     the pool leaves first (cache/eviction.py); ssd_dir: where each stage keeps its SSD tier, in a folder of its name,
     None for none; ssd_mib: MiB that it may take there; device_kv_tokens: tokens of KVCache that a decoding instance
     holds in device memory; policy, admission: their names (sched/plugins.py); decoding_time_s: t_d of an admission that
-    predicts with it, None to learn it; seed: of a policy that draws; request_timeout in seconds from arrival;
-    link_gbps: the modelled rate of what an instance's rank sends, None for as fast as it goes; transport: how KVCache
-    leaves the devices (cache/transport.py); peak_tflops: of each prefill device, in 1e12 FLOPs a second, None to
-    measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound;
+    predicts with it, None to learn it; cost: name or file of the cost model that Conductor believes
+    (sched/cost_file.py), None to have it measured; seed: of a policy that draws; request_timeout in seconds from
+    arrival; link_gbps: the modelled rate of what an instance's rank sends, None for as fast as it goes; transport: how
+    KVCache leaves the devices (cache/transport.py); peak_tflops: of each prefill device, in 1e12 FLOPs a second, None
+    to measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound;
     inline_prefill: whether decoding instances compute prompts that need no chunk (sched/inline.py).
     """
 
@@ -45,6 +46,7 @@ class ClusterConfig:
     kvcache_balancing_threshold: float
     admission: str
     decoding_time_s: float | None
+    cost: str | None
     seed: int
     request_timeout: float
     ttft_slo: float

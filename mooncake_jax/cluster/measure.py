@@ -36,14 +36,17 @@ def measure_prefill(engine: PrefillEngine, model: LlamaConfig, chunk: int, toget
 
 
 def measure_steps(engine: DecodingEngine, layout: BlockLayout, max_batch: int, max_context: int):
-    """((batch, total context, seconds), ...) for small and large batches with short and long contexts."""
-    points = []
+    """((batch, total context, seconds), ...) for small and large batches with short and long contexts, as far as the
+    empty engine has room for them: it must have for a few tokens.
+    """
+    shapes = set()
     for batch, context in [(1, 32), (1, 512), (max_batch, 32), (max_batch, 128)]:
-        context = min(context, max_context - REPEATS - 2)
-        joined = min(batch, engine.free_pages // engine.pages_for(context + REPEATS + 1))
-        if joined:
-            points.append((joined, joined * context, step_s(engine, layout, joined, context, REPEATS)))
-    return tuple(points)
+        room = min(max_context, engine.free_pages // batch * layout.tokens) - REPEATS - 1  # of each, if all fit
+        context = max(1, min(context, room))
+        shapes.add((min(batch, engine.free_pages // engine.pages_for(context + REPEATS + 1)), context))
+    return tuple(
+        (batch, batch * context, step_s(engine, layout, batch, context, REPEATS)) for batch, context in sorted(shapes)
+    )
 
 
 def measure_transfer(links: Links, node: str):

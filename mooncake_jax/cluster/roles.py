@@ -11,9 +11,10 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 from mooncake_jax.cache.one_sided import LentMemory
 from mooncake_jax.cache.ssd import SSDStore
+from mooncake_jax.cache.ssd_folder import check_folder
 from mooncake_jax.cache.store import BlockLayout, BlockStore
 from mooncake_jax.cache.transport import AUTO, Transport, choose_transport
-from mooncake_jax.cluster.actors import decoding_instance, prefill_instance
+from mooncake_jax.cluster.actors import decoding_instance, measured_steps, prefill_instance
 from mooncake_jax.cluster.config import ClusterConfig, instance_of
 from mooncake_jax.cluster.control import Join, Measured, Ready, Setup
 from mooncake_jax.cluster.decoding_hardware import DecodingHardware
@@ -60,11 +61,12 @@ def become(member: Member, setup: Setup) -> Role:
     enable_compile_cache(Path(config.model_dir) / "compiled")
     path = resolve(config.model, Path(config.model_dir))
     if member.node in config.decoding_nodes:
-        return _become_decoding(member, config, path, max(setup.longest_prompt, 1))
-    return _become_stage(member, config, path, max(setup.longest_prompt, 1))
+        return _become_decoding(member, setup, path)
+    return _become_stage(member, setup, path)
 
 
-def _become_decoding(member: Member, config: ClusterConfig, path: Location, longest_prompt: int) -> Role:
+def _become_decoding(member: Member, setup: Setup, path: Location) -> Role:
+    config, measured, step = setup.config, Measured(), None
     model = load_model(path, config.dtype)
     layout = config.block_layout(model.config)
     engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
@@ -72,13 +74,15 @@ def _become_decoding(member: Member, config: ClusterConfig, path: Location, long
     compiled, inline = engine.compile_count, None
     if config.inline_prefill:
         inline = PrefillEngine(model, config.prefill_chunk)
-        warm_up_s += timed(lambda: inline.warm_up(min(longest_prompt, config.prefill_chunk)))
+        longest = max(1, min(setup.longest_prompt, config.prefill_chunk))
+        warm_up_s += timed(lambda: inline.warm_up(longest))
         compiled += inline.compile_count
-    measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
-    step = fit_step(measured.step)  # here, and not also by Conductor's rank: another machine may round otherwise
+    if setup.cost is None:
+        measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
+        step = fit_step(measured.step)  # here, and not also by Conductor's rank: another machine may round otherwise
     decode = model.tokenizer.decode if model.tokenizer is not None else None
     hardware = DecodingHardware(member.node, engine, layout, decode, member.post, inline)
-    actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), step)
+    actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), setup.cost or measured_steps(step))
     if config.lends_dram:
         member.lend(0)  # all ranks make the window
     fingerprint = model_fingerprint(path, config.dtype)
@@ -86,16 +90,18 @@ def _become_decoding(member: Member, config: ClusterConfig, path: Location, long
     return actor, hardware, ready
 
 
-def _become_stage(member: Member, config: ClusterConfig, path: Location, longest_prompt: int) -> Role:
-    instance = instance_of(member.node)
+def _become_stage(member: Member, setup: Setup, path: Location) -> Role:
+    config, instance = setup.config, instance_of(member.node)
     stage = config.stage_nodes(instance).index(member.node)
+    if config.ssd_dir is not None:  # before the model is loaded, which may take minutes
+        check_folder(Path(config.ssd_dir) / member.node)
     model = _load_stage(member, config, path, stage)
     architecture = open_source(path).config()
     layout = config.stage_layouts(architecture)[stage]
     engine = PrefillEngine(model, config.prefill_chunk)
     member.transport = _transport(member, config)
-    warm_up_s = timed(lambda: engine.warm_up(longest_prompt))
-    measured = _measure_stage(member, config, engine, architecture, stage)
+    warm_up_s = timed(lambda: engine.warm_up(max(setup.longest_prompt, 1)))
+    measured = _measure_stage(member, setup, engine, architecture, stage)
     slots = (config.dram_mib << 20) // BlockStore.bytes_needed(1, layout)
     store = BlockStore(slots, layout, _dram(member, config, BlockStore.bytes_needed(slots, layout)))
     fingerprint = model_fingerprint(path, config.dtype)
@@ -175,10 +181,13 @@ def _coordinator(member: Member, config: ClusterConfig, stage: int) -> str:
     return address
 
 
-def _measure_stage(
-    member: Member, config: ClusterConfig, engine: PrefillEngine, model: LlamaConfig, stage: int
-) -> Measured:
-    """All stages compute; the last one, which ends each prefill, knows how long it took."""
+def _measure_stage(member: Member, setup: Setup, engine: PrefillEngine, model: LlamaConfig, stage: int) -> Measured:
+    """All stages compute; the last one, which ends each prefill, knows how long it took. Where costs are given there is
+    only the peak left to measure.
+    """
+    config = setup.config
+    if setup.cost is not None:
+        return Measured(peak_flops=_peak_flops(config))
     together = (lambda: sync_global_devices("measure")) if config.stages > 1 else (lambda: None)
     points = measure_prefill(engine, model, config.prefill_chunk, together)
     last = stage == config.stages - 1

@@ -73,7 +73,7 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         plan = make_plan(rank.messenger.ranks)
         if plan.dtype_measured is not None:
             print(f"--dtype=auto: {plan.dtype_measured}", flush=True)
-        ready = rank.set_up(plan.config, plan.longest_prompt, say=lambda line: print(line, flush=True))
+        ready = rank.set_up(plan.config, plan.cost, plan.longest_prompt, say=lambda line: print(line, flush=True))
         results = Results(plan.out, answers(plan.tokenizer, plan.requests))
         _check_models(plan, ready)
         ssd = _ssd_contents(plan, ready)
@@ -127,8 +127,8 @@ def _settings(plan: Plan, ready: dict[str, Ready], ssd: dict[str, SSDContents]) 
             for instance in plan.config.prefill_nodes
         },
         ssd_blocks={instance: contents.blocks for instance, contents in ssd.items()},
-        cost=fit_cost([message.measured for message in ready.values()]),
-        steps={node: ready[node].step for node in plan.config.decoding_nodes},
+        cost=plan.cost or fit_cost([message.measured for message in ready.values()]),
+        steps={node: message.step for node, message in ready.items() if message.step is not None},
         bytes_per_token=plan.config.block_layout(plan.model).bytes_per_token,
         stop_ids=stop_ids(plan.tokenizer),
     )

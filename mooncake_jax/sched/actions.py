@@ -110,6 +110,26 @@ class InlinePrefill:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillPart:
+    """So many tokens of a prompt, from the one at `start` on; the KVCache of those before it is on the device."""
+
+    dispatch: int
+    request: Request
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunIteration:
+    """At a coupled instance: compute these parts of prompts, and one token for every request of the batch. Answered by
+    StepDone, with the tokens of the batch and the first ones of those prompts that are whole then, or StepFailed.
+    """
+
+    parts: tuple[PrefillPart, ...]
+    batch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DropKVCache:
     """Free what this dispatch holds in host and device memory."""
 
@@ -118,5 +138,5 @@ class DropKVCache:
 
 Action: TypeAlias = (
     Send | Later | Report | RunPrefill | PromoteBlocks | FetchBlocks | AbandonCopy | WriteBlocks | LoadKVCache | RunStep
-    | InlinePrefill | DropKVCache
+    | InlinePrefill | RunIteration | DropKVCache
 )  # fmt: skip

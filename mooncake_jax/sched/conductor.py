@@ -60,6 +60,7 @@ class _Attempt:
     prompt_tokens: int
     prefill: str
     decoding: str
+    inlined: bool
 
 
 class Conductor:
@@ -126,12 +127,13 @@ class Conductor:
         self.dispatched += 1
         number, view = self.dispatched, self.view
         reservation = self.reservations.begin(number, request, decision)
-        matched = 0 if decision.inlined else view.pool.match(request.block_keys)[decision.prefill]
+        matched = 0 if decision.inlined else view.pool.matched(decision.prefill, request.block_keys)
         if reservation.replication is not None:
             matched = max(matched, decision.replicate_blocks)
             tokens = len(reservation.replication.target_blocks) * view.block_size
             view.copy_started(number, reservation.replication.source, tokens, now)
-        self.attempts[number] = _Attempt(request.id, request.prompt_tokens, decision.prefill, decision.decoding)
+        goes = decision.prefill, decision.decoding, decision.inlined
+        self.attempts[number] = _Attempt(request.id, request.prompt_tokens, *goes)
         self.open[request.id] = _Open(request, number)
         reused = view.reusable_tokens(matched, request.prompt_tokens)
         view.dispatched(number, RequestView.of(request), decision, reused, now)
@@ -156,7 +158,7 @@ class Conductor:
         attempt = self.attempts[message.dispatch]
         actions: list[Action] = [*self.reservations.prefill_ended(message)]
         if isinstance(message, PrefillDone):
-            if attempt.prefill == attempt.decoding:
+            if attempt.inlined:
                 self.inlined_prefills += 1
                 self.view.inlined(message.dispatch, message.node, message.seconds)
             else:
@@ -270,7 +272,7 @@ class Conductor:
         if entry is None:
             return []
         attempt = self.attempts[entry.dispatch]
-        nodes = dict.fromkeys((attempt.prefill, attempt.decoding))
+        nodes = dict.fromkeys((attempt.prefill, attempt.decoding))  # it may be one
         return [Send(node, Cancel(entry.dispatch)) for node in nodes if self._alive(node)]
 
     def _alive(self, node: str) -> bool:

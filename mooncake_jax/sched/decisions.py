@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Prefill here, decode there; first copy the leading `replicate_blocks` blocks from `replicate_from`, if that is
-    set. One whose prefill is inlined names its decoding instance twice (inline.py; no policy makes such).
+    set. inlined: the decoding instance computes the prompt itself, and is `prefill` too (inline.py; no policy says so).
     """
 
     prefill: str
@@ -15,10 +15,7 @@ class Dispatch:
     tbt: float  # predicted for when it has joined all that has been sent there, seconds
     replicate_from: str | None = None
     replicate_blocks: int = 0
-
-    @property
-    def inlined(self) -> bool:
-        return self.prefill == self.decoding
+    inlined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +31,6 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A policy or an admission went wrong itself: the request fails, for this reason."""
+    """The request fails, for this reason: a policy or an admission went wrong itself, or nobody is there to serve."""
 
     reason: str

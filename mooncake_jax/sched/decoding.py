@@ -14,8 +14,9 @@ import math
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from mooncake_jax.request import Request, TokenLogprobs
+from mooncake_jax.request import TokenLogprobs
 from mooncake_jax.sched.actions import Action, DropKVCache, InlinePrefill, LoadKVCache, RunStep, Send
+from mooncake_jax.sched.batching import ContinuousBatching, DecodingLimits, Running
 from mooncake_jax.sched.messages import (
     CONDUCTOR,
     Cancel,
@@ -31,30 +32,8 @@ from mooncake_jax.sched.messages import (
     StartPrefill,
     StepDone,
     StepFailed,
-    StepsDecoded,
     StepsDone,
-    Token,
-    TokensDecoded,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingLimits:
-    """max_batch requests at once; pages of page_size tokens in device memory; ids that end a request; tbt_slo in
-    seconds, of requests that name none.
-    """
-
-    max_batch: int
-    pages: int
-    page_size: int
-    stop_ids: frozenset[int] = frozenset()
-    tbt_slo: float = math.inf
-
-    def pages_for(self, request: Request) -> int:
-        return -(-(request.prompt_tokens + request.output_length) // self.page_size)
-
-    def tbt_slo_of(self, request: Request) -> float:
-        return self.tbt_slo if request.tbt_slo is None else request.tbt_slo
 
 
 class StepCost(Protocol):
@@ -63,19 +42,17 @@ class StepCost(Protocol):
     def step(self, batch: int, context: int) -> float: ...
 
 
-@dataclass(slots=True)
-class _Joined:
-    request: Request
+@dataclass(slots=True, kw_only=True)
+class _Joined(Running):
     pages: int
     first_token: int | None = None
     logprobs: TokenLogprobs | None = None  # of the first token
-    produced: int = 0
 
 
 Coming: TypeAlias = KVCacheReceived | StartPrefill
 
 
-class DecodingInstance:
+class DecodingInstance(ContinuousBatching):
     """cost: of its own steps, to judge TBT by as KVCache arrives; None: whatever arrives is decoded.
 
     waiting: for a place in device memory; loading: have it, and are not in the batch yet; to_inline: those of them that
@@ -83,13 +60,13 @@ class DecodingInstance:
     """
 
     def __init__(self, name: str, limits: DecodingLimits, cost: StepCost | None = None):
-        self.name, self.limits, self.cost = name, limits, cost
+        super().__init__(name, limits)
+        self.cost = cost
         self.waiting: list[Coming] = []
         self.loading: dict[int, _Joined] = {}
         self.to_inline: list[int] = []
         self.inlining: int | None = None
-        self.batch: dict[int, _Joined] = {}
-        self.stepping = False
+        self.batch: dict[int, _Joined]
         self._step_due = False  # a prompt was computed since the last one
 
     def handle(self, message: Message, now: float) -> list[Action]:
@@ -158,7 +135,7 @@ class DecodingInstance:
             if self._pages_used() + pages > self.limits.pages:
                 break
             del self.waiting[0]
-            self.loading[head.dispatch] = joined = _Joined(head.request, pages)
+            self.loading[head.dispatch] = joined = _Joined(request=head.request, pages=pages)
             if isinstance(head, StartPrefill):
                 self.to_inline.append(head.dispatch)
                 continue
@@ -190,45 +167,6 @@ class DecodingInstance:
         self.inlining = None
         self.loading.pop(failed.dispatch, None)
         return [Send(CONDUCTOR, failed)]
-
-    def _deliver(self, step: StepDone, now: float) -> list[Action]:
-        """Hand out one token for each request; those that are done leave the batch."""
-        delivered, leaving, logprobs = [], [], dict(step.logprobs)
-        for dispatch, token_id in step.tokens:
-            joined = self.batch.get(dispatch)
-            if joined is None:  # cancelled meanwhile
-                continue
-            joined.produced += 1
-            last = dispatch in step.stopped or self._is_last(joined, token_id)
-            delivered.append(Token(dispatch, token_id, last, logprobs.get(dispatch)))
-            if last:
-                del self.batch[dispatch]
-                leaving.append(DropKVCache(dispatch))
-        if not delivered:
-            return leaving
-        return [*leaving, Send(CONDUCTOR, TokensDecoded(self.name, now, tuple(delivered)))]
-
-    def _deliver_steps(self, steps: StepsDone) -> list[Action]:
-        """What _deliver() would do for each of them."""
-        delivered, ended, count = [], [], len(steps.ends)
-        for dispatch in steps.batch:
-            joined = self.batch.get(dispatch)
-            if joined is None:  # cancelled meanwhile
-                continue
-            joined.produced += count
-            delivered.append(dispatch)
-            if joined.produced >= joined.request.output_length:
-                del self.batch[dispatch]
-                ended.append(dispatch)
-        if not delivered:
-            return []
-        news = StepsDecoded(self.name, steps.ends, tuple(delivered), tuple(ended))
-        return [*map(DropKVCache, ended), Send(CONDUCTOR, news)]
-
-    def _is_last(self, joined: _Joined, token_id: int | None) -> bool:
-        request = joined.request
-        end_of_text = token_id in self.limits.stop_ids and not request.ignore_eos
-        return end_of_text or token_id in request.stop_ids or joined.produced >= request.output_length
 
     def _use_device(self) -> list[Action]:
         """For the next step, or for a prompt if there was a step since the last one, or nobody to make one for."""

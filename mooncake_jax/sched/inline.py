@@ -32,4 +32,4 @@ def inline_if_better(request: RequestView, chosen: Dispatch, view: ClusterView) 
     ttft = steps * step + pace * math.fsum(prefills)
     if not bearable or ttft > chosen.ttft:
         return chosen
-    return Dispatch(chosen.decoding, chosen.decoding, ttft, chosen.tbt)
+    return Dispatch(chosen.decoding, chosen.decoding, ttft, chosen.tbt, inlined=True)

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mooncake_jax.errors import UsageError
-from mooncake_jax.sched.decisions import Dispatch, Reject
-from mooncake_jax.sched.placement import least_loaded, nobody_alive
+from mooncake_jax.sched.decisions import Dispatch
+from mooncake_jax.sched.placement import least_loaded
 from mooncake_jax.sched.view import ClusterView, RequestView
 
 LARGEST = sys.float_info.max  # best_len / 0: less than a threshold of math.inf, which nothing reaches
@@ -38,9 +38,7 @@ class KVCacheCentric:
             )
         self.threshold = threshold
 
-    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
-        if (reject := nobody_alive(view)) is not None:
-            return reject
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch:
         matches = view.pool.match(request.block_keys)
         best = best_match(view, matches)
         prefill, ttft = self._quickest(request, view, now, matches, best)
@@ -101,10 +99,9 @@ class AdaptiveKVCacheCentric(KVCacheCentric):
     STEP = 1.05
     MOST = 64.0
 
-    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch:
         decision = super().choose(request, view, now)
-        if isinstance(decision, Dispatch):
-            self._adapt(request, view, decision.prefill)
+        self._adapt(request, view, decision.prefill)
         return decision
 
     def _adapt(self, request: RequestView, view: ClusterView, prefill: str) -> None:

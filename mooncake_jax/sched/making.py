@@ -67,6 +67,7 @@ def make_conductor(
         block_size=settings.block_size,
         bytes_per_token=capacities.bytes_per_token,
         kv_tokens=settings.decoding_pages * settings.block_size,
+        coupled=settings.prefill_nodes == settings.decoding_nodes,
     )
     return Conductor(view, make_scheduler(settings, time_limit), settings.request_timeout)
 

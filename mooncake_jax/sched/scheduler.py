@@ -47,6 +47,8 @@ class Scheduler:
 
     def dispatch(self, request: Request, view: ClusterView, now: float) -> Dispatch | Reject | Fault:
         """Where a request goes that has arrived."""
+        if not (view.prefill and view.decoding):
+            return Fault(f"no {'decoding' if view.prefill else 'prefill'} instance is alive")
         asked = RequestView.of(request)
         chosen = self._ask(self._policy_name, self.policy.choose, asked, view, now)
         if isinstance(chosen, Reject | Fault):
@@ -107,10 +109,14 @@ def _wrong(chosen: object, view: ClusterView) -> str | None:
     if type(chosen) is not Dispatch:
         return f"answered {_shown(chosen)}, neither Dispatch nor Reject"
     source = chosen.replicate_from
+    if chosen.inlined is not False:
+        return "inlines a prefill, which --inline_prefill decides"
     if chosen.prefill not in view.prefill:
         return f"chose {_shown(chosen.prefill)}, which is no prefill instance here"
     if chosen.decoding not in view.decoding:
         return f"chose {_shown(chosen.decoding)}, which is no decoding instance here"
+    if view.coupled and (source is not None or chosen.prefill != chosen.decoding):
+        return f"sends KVCache to {_shown(chosen.decoding)}, but coupled instances send one another none"
     if source is not None and source not in view.prefill:
         return f"copies from {_shown(source)}, which is no prefill instance here"
     if source is not None and not (type(chosen.replicate_blocks) is int and chosen.replicate_blocks >= 0):

@@ -59,7 +59,8 @@ class _Copy:
 class ClusterView:
     """What Conductor knows when it decides. slo: of requests that name none; kv_tokens: tokens of KVCache that each
     decoding instance holds in device memory, None for no limit; transfer_pace: how many times longer copies between
-    prefill instances take than the cost model says.
+    prefill instances take than the cost model says; coupled: whether instances are coupled: each is in prefill
+    and in decoding, and decodes what it prefills.
     """
 
     prefill: dict[str, PrefillQueue]
@@ -71,6 +72,7 @@ class ClusterView:
     bytes_per_token: int
     kv_tokens: int | None = None
     transfer_pace: Pace = field(default_factory=Pace)
+    coupled: bool = False
     _copies: dict[int, _Copy] = field(default_factory=dict)  # by dispatch number
     _sending: Counter[str] = field(default_factory=Counter)  # how many of them leave each instance
 
@@ -88,6 +90,10 @@ class ClusterView:
     def reusable_tokens(self, blocks: int, prompt_tokens: int) -> int:
         """Tokens that so many matching blocks spare; the last prompt token is always computed."""
         return min(blocks * self.block_size, prompt_tokens - 1)
+
+    def outstanding(self, prefill: str) -> int:
+        """Requests that this prefill instance has not done with; a coupled one decodes them too."""
+        return len(self.decoding[prefill].requests) if self.coupled else len(self.prefill[prefill])
 
     def transfer(self, tokens: int, source: str) -> float:
         """T_transfer: seconds to copy the KVCache of so many tokens from this prefill instance to another, beside what

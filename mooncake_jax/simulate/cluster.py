@@ -22,6 +22,7 @@ from mooncake_jax.sched.actions import (
     LoadKVCache,
     PromoteBlocks,
     Report,
+    RunIteration,
     RunPrefill,
     RunStep,
     Send,
@@ -36,8 +37,10 @@ from mooncake_jax.sched.messages import (
     Message,
     PrefillDone,
     PrefillInlined,
+    StepDone,
 )
 from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.coupled_hardware import CoupledHardware
 from mooncake_jax.simulate.decoding_hardware import DecodingHardware
 from mooncake_jax.simulate.events import Events
 from mooncake_jax.simulate.network import Network
@@ -65,10 +68,14 @@ class SimulatedCluster:
         rates, latency = _network(config, cost)
         shared = "sharing" not in config.without and math.inf not in rates.values()
         self.network = Network(self.events, rates, latency, shared)
-        self.decoding = {node: DecodingHardware(node, config, cost, self.events) for node in config.decoding_nodes}
+        self.coupled = {node: CoupledHardware(node, config, cost, self.events) for node in config.coupled_nodes}
+        self.decoding: Mapping[str, DecodingHardware] = self.coupled or {
+            node: DecodingHardware(node, config, cost, self.events) for node in config.decoding_nodes
+        }
         self.prefill = {
             node: PrefillHardware(node, config, cost, self.events, self.network, self._received)
             for node in config.prefill_nodes
+            if node not in self.coupled
         }
         self.unended = {request.id for request in requests}
         self.last_ended = 0.0
@@ -79,6 +86,8 @@ class SimulatedCluster:
         self._catch_up: dict[str, Callable[[Message, float], bool]] = {CONDUCTOR: self._before_conductor}
         for node, hardware in self.decoding.items():
             self._catch_up[node] = partial(self._before_decoding, hardware)
+        for node, hardware in self.coupled.items():
+            self._catch_up[node] = partial(self._before_coupled, hardware)
 
     def _performers(self) -> dict[str, dict[type, Callable[[Any, float], None]]]:
         """By node and kind of action."""
@@ -93,9 +102,11 @@ class SimulatedCluster:
             }
             for node, hardware in self.prefill.items()
         }
+        if self.coupled:
+            return {CONDUCTOR: conductor, **{node: self._coupled(hardware) for node, hardware in self.coupled.items()}}
         decoding = {
             node: {
-                Send: self._tell_conductor_soon,
+                Send: self._tell_at_once,
                 LoadKVCache: hardware.load,
                 InlinePrefill: hardware.prefill,
                 RunStep: hardware.run,
@@ -104,6 +115,14 @@ class SimulatedCluster:
             for node, hardware in self.decoding.items()
         }
         return {CONDUCTOR: conductor, **prefill, **decoding}
+
+    def _coupled(self, hardware: CoupledHardware) -> dict[type, Callable[[Any, float], None]]:
+        return {
+            Send: self._tell_at_once,
+            RunIteration: hardware.iterate,
+            RunStep: hardware.run,
+            DropKVCache: hardware.drop,
+        }
 
     # --- what happens
 
@@ -148,6 +167,18 @@ class SimulatedCluster:
             hardware.batch_changes(now)
         return True
 
+    def _before_coupled(self, hardware: CoupledHardware, message: Message, now: float) -> bool:
+        """What is not of its own doing takes effect after the step under way, and nothing is to be told of that
+        before. An iteration may have ended a prefill, which Conductor judges by what all have decoded.
+        """
+        if type(message) is not StepDone:
+            hardware.catch_up(now)
+            hardware.batch_changes(now)
+        elif self._judges_prefilled:
+            for other in self.coupled.values():
+                other.catch_up(now)
+        return True
+
     def _await_next(self) -> None:
         if self._arriving:
             request, message = self._arriving.pop()
@@ -165,15 +196,15 @@ class SimulatedCluster:
         if self._judges_prefilled and type(action.message) is PrefillDone:
             self.events.post(now, CONDUCTOR, action.message)  # after having caught up with all
         else:
-            self._tell_conductor_soon(action, now)
+            self._tell_at_once(action, now)
 
-    def _tell_conductor_soon(self, action: Send, now: float) -> None:
+    def _tell_at_once(self, action: Send, now: float) -> None:
         self.events.soon.append((CONDUCTOR, action.message))
 
     def _order(self, action: Send, now: float) -> None:
         """What Conductor wants of an instance. None overtakes the StartPrefill that it is about."""
-        config = self._config
-        delay = 0.0 if action.to in self.decoding and not config.inline_prefill else config.decision_s
+        prefills = action.to in self.prefill or action.to in self.coupled or self._config.inline_prefill
+        delay = self._config.decision_s if prefills else 0.0
         self.events.post(now + delay, action.to, action.message)
 
     def _later(self, action: Later, now: float) -> None:

@@ -15,7 +15,7 @@ PARTS = {
     "storing": "moving KVCache from the devices to DRAM takes time",
     "ssd": "reading and writing SSDs takes time",
 }
-_UNLIMITED = (
+UNLIMITED = (
     "ttft_slo",
     "tbt_slo",
     "request_timeout",
@@ -25,7 +25,11 @@ _UNLIMITED = (
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """prefill instances of `stages` nodes each, and decoding instances of one node (report 3 and 5.1).
+    """prefill instances of `stages` nodes each, and decoding instances of one node (report 3 and 5.1); or `coupled`
+    instances of one node, if there are any, which do both (sched/coupled.py).
+
+    coupled_mode: one of its COUPLED_MODES; token_budget: of their iterations with prefill, None: as the mode has it;
+    drop_over: longer prompts are rejected, None: none for being long.
 
     bytes_per_token: of KVCache, in `layers` layers; dram_bytes and ssd_bytes: what each prefill node lends to the
     KVCache pool; device_kv_tokens: KVCache in a decoding instance's device memory; link_bytes_per_s: of a node's NIC in
@@ -40,6 +44,10 @@ class SimulationConfig:
     prefill: int = 8
     stages: int = 1
     decode: int = 8
+    coupled: int = 0
+    coupled_mode: str = "plain"
+    token_budget: int | None = None
+    drop_over: int | None = None
     prefill_chunk: int = 8192
     block_size: int = 512
     dram_bytes: int = 937_500 << 20
@@ -63,16 +71,26 @@ class SimulationConfig:
     single_steps: bool = False
 
     @property
+    def coupled_nodes(self) -> tuple[str, ...]:
+        return tuple(f"coupled{i}" for i in range(self.coupled))
+
+    @property
     def prefill_nodes(self) -> tuple[str, ...]:
+        """Those that prefill, as Conductor sees them."""
+        if self.coupled:
+            return self.coupled_nodes
         return tuple(f"prefill{i}" for i in range(self.prefill))
 
     @property
     def decoding_nodes(self) -> tuple[str, ...]:
+        """Those that decode, as Conductor sees them."""
+        if self.coupled:
+            return self.coupled_nodes
         return tuple(f"decode{i}" for i in range(self.decode))
 
     @property
     def dram_blocks(self) -> int:
-        """Of a prefill instance: each of its nodes keeps its own layers of every block."""
+        """Of a prefill instance: each of its nodes keeps its own layers of every block; coupled ones lend none."""
         return self._blocks(self.dram_bytes)
 
     @property
@@ -80,7 +98,7 @@ class SimulationConfig:
         return self._blocks(self.ssd_bytes)
 
     def _blocks(self, nbytes: int) -> int:
-        return nbytes * self.stages // (self.bytes_per_token * self.block_size)
+        return 0 if self.coupled else nbytes * self.stages // (self.bytes_per_token * self.block_size)
 
     @property
     def decoding_pages(self) -> int:
@@ -88,4 +106,4 @@ class SimulationConfig:
 
     def to_json(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"without": sorted(self.without)}
-        return {n: None if n in _UNLIMITED and math.isinf(v) else v for n, v in values.items()}
+        return {n: None if n in UNLIMITED and math.isinf(v) else v for n, v in values.items()}

@@ -80,6 +80,15 @@ class DecodingHardware:
         if self._told < len(self._ends):
             return
         batch = action.batch
+        context = self._enter(batch)
+        count = min([self._last[dispatch] for dispatch in batch]) - self.steps
+        most = 1 if self._config.single_steps or action.yields else _AHEAD
+        self._batch, self._begun, self._told = batch, now, 0
+        self._ends = step_ends(self._cost, len(batch), context, now, min(count, most))
+        self._foretell()
+
+    def _enter(self, batch: tuple[int, ...]) -> int:
+        """These decode from now on. Returns their tokens of context."""
         for dispatch in batch:
             if dispatch not in self._first:
                 request = self._requests[dispatch]
@@ -88,11 +97,7 @@ class DecodingHardware:
         context = len(batch) * self.steps
         for dispatch in batch:
             context += self._first[dispatch]
-        count = min([self._last[dispatch] for dispatch in batch]) - self.steps
-        most = 1 if self._config.single_steps or action.yields else _AHEAD
-        self._batch, self._begun, self._told = batch, now, 0
-        self._ends = step_ends(self._cost, len(batch), context, now, min(count, most))
-        self._foretell()
+        return context
 
     def _foretell(self) -> None:
         self._foretold += 1
@@ -130,15 +135,18 @@ class DecodingHardware:
 
     def check(self) -> None:
         """Assert the invariants."""
-        held = 0
-        for dispatch in self._batch:
-            if dispatch in self._first:
-                request = self._requests[dispatch]
-                held += self._first[dispatch] + self.steps
-                produced = self._first[dispatch] + self.steps - request.prompt_tokens
-                assert 0 < produced <= request.output_length, f"{self.node}: {request.id} has {produced} tokens"
+        batch = [dispatch for dispatch in self._batch if dispatch in self._first]
+        for dispatch in batch:
+            request = self._requests[dispatch]
+            produced = self._first[dispatch] + self.steps - request.prompt_tokens
+            assert 0 < produced <= request.output_length, f"{self.node}: {request.id} has {produced} tokens"
+        held = self._held(batch)
         pages = self._config.decoding_pages * self._config.block_size
         assert held <= pages, f"{self.node}: {held} tokens of KVCache are in memory for {pages}"
+
+    def _held(self, batch: list[int]) -> int:
+        """Tokens of KVCache that these have in memory."""
+        return sum(self._first[dispatch] + self.steps for dispatch in batch)
 
 
 def step_ends(cost: CostModel, batch: int, context: int, begun: float, count: int) -> list[float]:
