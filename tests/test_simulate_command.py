@@ -174,6 +174,9 @@ def test_a_block_twice_in_a_prompt_is_refused(tmp_path, capsys):
         (["--coupled_mode=plain"], "--coupled_mode=plain: it is for --coupled=N; leave it out"),
         (["--coupled=2", "--token_budget=0"], "--token_budget=0: it must be at least 1"),
         (["--drop_over=0"], "--drop_over=0: it must be at least 1"),
+        (["--cores=0"], "--cores=0.0: it must be above 0"),
+        (["--cores=2"], "--cores=2 needs --cost=FILE of `mooncake-jax profile`, not micro"),
+        (["--cores=2", "--prefill=1x2"], "--cores=2 is for prefill instances of one stage"),
         (["extra"], "'extra' is no flag"),
     ],
 )

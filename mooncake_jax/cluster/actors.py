@@ -9,8 +9,9 @@ from typing import Any
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.record import protocol
 from mooncake_jax.sched.conductor import Conductor
-from mooncake_jax.sched.cost import CostModel, PolynomialCost
+from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.cost_file import cost_from_json, cost_to_json
+from mooncake_jax.sched.cost_padded import PaddedCost
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits, StepCost
 from mooncake_jax.sched.making import Capacities, TimeLimit, make_conductor
 from mooncake_jax.sched.messages import CONDUCTOR
@@ -83,7 +84,7 @@ def prefill_instance(node: str, config: ClusterConfig) -> PrefillInstance:
 
 def measured_steps(coefficients: tuple[float, float, float]) -> StepCost:
     """What a decoding instance believes of its own steps: step_coefficients that it has fitted to its measurements."""
-    return PolynomialCost((0.0, 0.0, 0.0), coefficients, (0.0, 0.0))
+    return PaddedCost((0.0, 0.0, 0.0), coefficients, (0.0, 0.0), chunk=1)
 
 
 def decoding_instance(node: str, config: ClusterConfig, stop_ids: tuple[int, ...], steps: StepCost) -> DecodingInstance:

@@ -32,7 +32,8 @@ from mooncake_jax.errors import UsageError
 from mooncake_jax.request import FAILED, Outcome, Request
 from mooncake_jax.sched.actions import Action, Report
 from mooncake_jax.sched.conductor import Conductor
-from mooncake_jax.sched.cost import CostModel, PolynomialCost
+from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.cost_padded import PaddedCost, padded_prefills, padded_steps
 from mooncake_jax.sched.fitting import fit_prefill, fit_step, fit_transfer
 from mooncake_jax.sched.messages import (
     Arrived,
@@ -245,12 +246,13 @@ class ConductorRank(Rank):
                     return
 
 
-def fit_cost(measured: Sequence[Measured]) -> PolynomialCost:
-    """Costs as the instances have just measured them."""
-    return PolynomialCost(
-        fit_prefill([point for m in measured for point in m.prefill]),
-        fit_step([point for m in measured for point in m.step]),
+def fit_cost(measured: Sequence[Measured], chunk: int) -> PaddedCost:
+    """Costs as the instances have just measured them. chunk: the most tokens that a prefill computes at once."""
+    return PaddedCost(
+        fit_prefill(padded_prefills([point for m in measured for point in m.prefill], chunk)),
+        fit_step(padded_steps([point for m in measured for point in m.step])),
         fit_transfer([point for m in measured for point in m.transfer]),
+        chunk=chunk,
     )
 
 

@@ -115,6 +115,17 @@ def transfer_s(links: Links, node: str, nbytes: int, flows: int, repeats: int) -
     return min(timed(send) for _ in range(repeats))
 
 
+def busy_cores(work: Callable[[], object], repeats: int) -> float:
+    """How many of the machine's cores this process keeps busy meanwhile; the most, since others may take some."""
+    return max(_cores_of(work) for _ in range(repeats))
+
+
+def _cores_of(work: Callable[[], object]) -> float:
+    cpu = time.process_time()
+    seconds = timed(work)
+    return (time.process_time() - cpu) / seconds
+
+
 def timed(work: Callable[[], object]) -> float:
     """Seconds that it takes."""
     begun = time.monotonic()

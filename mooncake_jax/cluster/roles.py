@@ -36,6 +36,7 @@ from mooncake_jax.parallel.peak import measure_peak
 from mooncake_jax.parallel.pipeline import PipelineModel, load_pipeline
 from mooncake_jax.parallel.prefill import PrefillEngine
 from mooncake_jax.parallel.processes import free_address, join_processes, stage_devices, use_cpu_devices
+from mooncake_jax.sched.cost_padded import padded_steps
 from mooncake_jax.sched.fitting import fit_step
 from mooncake_jax.sched.serve import Actor
 
@@ -79,7 +80,8 @@ def _become_decoding(member: Member, setup: Setup, path: Location) -> Role:
         compiled += inline.compile_count
     if setup.cost is None:
         measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
-        step = fit_step(measured.step)  # here, and not also by Conductor's rank: another machine may round otherwise
+        # Here, and not also by Conductor's rank: another machine may round otherwise.
+        step = fit_step(padded_steps(measured.step))
     decode = model.tokenizer.decode if model.tokenizer is not None else None
     hardware = DecodingHardware(member.node, engine, layout, decode, member.post, inline)
     actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), setup.cost or measured_steps(step))

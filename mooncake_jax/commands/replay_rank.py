@@ -127,7 +127,7 @@ def _settings(plan: Plan, ready: dict[str, Ready], ssd: dict[str, SSDContents]) 
             for instance in plan.config.prefill_nodes
         },
         ssd_blocks={instance: contents.blocks for instance, contents in ssd.items()},
-        cost=plan.cost or fit_cost([message.measured for message in ready.values()]),
+        cost=plan.cost or fit_cost([message.measured for message in ready.values()], plan.config.prefill_chunk),
         steps={node: message.step for node, message in ready.items() if message.step is not None},
         bytes_per_token=plan.config.block_layout(plan.model).bytes_per_token,
         stop_ids=stop_ids(plan.tokenizer),

@@ -30,7 +30,7 @@ from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.report import print_results
 from mooncake_jax.request import FAILED, SLO, Outcome, Request
 from mooncake_jax.sched.cost import CostModel
-from mooncake_jax.sched.cost_file import resolve_cost
+from mooncake_jax.sched.cost_file import read_cost_file, resolve_cost
 from mooncake_jax.sched.coupled import COUPLED_MODES
 from mooncake_jax.sched.plugins import DEFAULT_COUPLED_POLICY
 from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
@@ -94,6 +94,9 @@ def _define() -> None:
     flags.DEFINE_integer("max_batch", 256, "most requests that an instance decodes at once", **kwargs)
     define_scheduling_flags(FLAGS)
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
+    flags.DEFINE_float(
+        "cores", None, "all instances share one machine of so many cores (default: each has its own hardware)", **kwargs
+    )
     flags.DEFINE_float("request_timeout", math.inf, "seconds after its arrival at which a request fails", **kwargs)
     flags.DEFINE_integer("seed", 0, "seed of --policy=random", **kwargs)
     flags.DEFINE_bool("single_steps", False, "an event for each decoding step: slow, for checking", **kwargs)
@@ -228,6 +231,7 @@ def make_config() -> SimulationConfig:
             "link_bytes_per_s": None if FLAGS.link_gbps is None else FLAGS.link_gbps * 1e9 / 8,
             "without": frozenset(FLAGS.without),
         }
+        | _busy_cores(stages)
     )
     block = config.bytes_per_token * config.block_size // stages
     if config.dram_blocks < 1 and not config.coupled:
@@ -235,6 +239,20 @@ def make_config() -> SimulationConfig:
     if config.decoding_pages < 1:
         raise UsageError(f"--device_kv_tokens={FLAGS.device_kv_tokens} is less than a block of {TRACE_BLOCK}: raise it")
     return config
+
+
+def _busy_cores(stages: int) -> dict[str, float]:
+    """What each computation keeps busy, if cores are shared. Raises UsageError."""
+    if FLAGS.cores is None:
+        return {}
+    if stages > 1 or FLAGS.coupled:
+        raise UsageError(f"--cores={FLAGS.cores:g} is for prefill instances of one stage and decoding instances only")
+    if FLAGS.cost in PROFILES:
+        raise UsageError(f"--cores={FLAGS.cores:g} needs --cost=FILE of `mooncake-jax profile`, not {FLAGS.cost}")
+    busy = read_cost_file(Path(FLAGS.cost), FLAGS.model).busy_cores
+    if busy is None:
+        raise UsageError(f"--cost={FLAGS.cost} has no busy_cores, which --cores needs: measure it again on CPUs")
+    return dict(zip(("prefill_cores", "step_cores"), busy, strict=True))
 
 
 def _check_flags() -> None:
@@ -248,8 +266,8 @@ def _check_flags() -> None:
     _check_coupled()
     check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
     check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
-    check_above_zero(FLAGS, "speed", "link_gbps")
-    for name in ("speed", "link_gbps"):
+    check_above_zero(FLAGS, "speed", "link_gbps", "cores")
+    for name in ("speed", "link_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
             raise UsageError(f"--{name}=inf: it must be a finite number")
     for part in FLAGS.without:

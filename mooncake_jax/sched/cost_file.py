@@ -16,12 +16,13 @@ from mooncake_jax.errors import UsageError
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.files import shown
 from mooncake_jax.sched.cost import CostModel, PolynomialCost
+from mooncake_jax.sched.cost_padded import PaddedCost
 from mooncake_jax.sched.cost_table import Rows, TableCost
 from mooncake_jax.sched.profiles import PROFILED_MODELS, PROFILES
 from mooncake_jax.sched.roofline import Efficiency, RooflineCost
 
 UNITS = {"time": "s", "length": "tokens", "size": "bytes"}
-_KINDS = {"polynomial": PolynomialCost, "table": TableCost, "roofline": RooflineCost}
+_KINDS = {"polynomial": PolynomialCost, "padded": PaddedCost, "table": TableCost, "roofline": RooflineCost}
 _TERMS = {"prefill_coefficients": 3, "step_coefficients": 3}  # of the others 2
 _SHOWN = 12  # hex digits of a fingerprint
 _MOST, _MOST_WHOLE = 1e100, 2**53  # beyond all times and sizes, and within what floats hold
@@ -45,13 +46,15 @@ class CostRange:
 @dataclass(frozen=True, slots=True)
 class CostFile:
     """model: its name, fingerprint: that of its weights and dtype (sources.model_fingerprint), None where any weights
-    do.
+    do. busy_cores: how many cores a prefill and a decoding step kept busy, None where not the CPU computed or nobody
+    looked.
     """
 
     model: str
     fingerprint: bytes | None
     range: CostRange
     cost: CostModel
+    busy_cores: tuple[float, float] | None = None
 
 
 def resolve_cost(name_or_path: str, model: str, fingerprint: bytes | None = None) -> CostModel:
@@ -77,6 +80,7 @@ def write_cost_file(path: Path, file: CostFile) -> None:
         "fingerprint": None if file.fingerprint is None else file.fingerprint.hex(),
         "units": UNITS,
         "range": asdict(file.range),
+        "busy_cores": file.busy_cores,
         "cost": cost,
     }
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -89,7 +93,7 @@ def write_cost_file(path: Path, file: CostFile) -> None:
 
 def cost_to_json(cost: CostModel) -> dict[str, Any]:
     """Its kind and its fields, one of this module's kinds; cost_from_json takes them."""
-    kind = next(name for name, kind in _KINDS.items() if isinstance(cost, kind))
+    kind = next(name for name, kind in _KINDS.items() if type(cost) is kind)
     values = {"kind": kind} | {field.name: getattr(cost, field.name) for field in fields(cost)}
     if isinstance(cost, RooflineCost):
         return values | {"model": cost.model.to_hf(), "efficiency": asdict(cost.efficiency)}
@@ -111,10 +115,20 @@ def read_cost_file(path: Path, model: str, fingerprint: bytes | None = None) -> 
         fingerprint=data.hex("fingerprint"),
         range=CostRange(**{field.name: spread.interval(field.name) for field in fields(CostRange)}),
         cost=_cost_from_json(kind, data.object("cost"), str(path)),
+        busy_cores=_busy_cores(data),
     )
     _check_model(file, path, model, fingerprint)
     check_predictions(file.cost, file.range, str(path))
     return file
+
+
+def _busy_cores(data: "_Object") -> tuple[float, float] | None:
+    if data.get("busy_cores") is None:
+        return None
+    prefill, step = data.numbers("busy_cores", 2)
+    if not (prefill > 0 and step > 0):
+        raise UsageError(f"{data.origin}: busy_cores is {[prefill, step]}; both must be above 0")
+    return prefill, step
 
 
 def check_predictions(cost: CostModel, used: CostRange, origin: str) -> None:
@@ -182,6 +196,8 @@ def _cost_from_json(kind: type, data: "_Object", origin: str) -> CostModel:
             shares = data.object("efficiency")
             efficiency = Efficiency(**{field.name: shares.number(field.name) for field in fields(Efficiency)})
             return RooflineCost(model, data.text("accelerator"), data.whole("tp"), efficiency, **values)
+        if kind is PaddedCost:
+            return PaddedCost(**values, chunk=data.whole("chunk"))
     except UsageError as error:
         raise error if str(error).startswith(origin) else UsageError(f"{origin}: {error}") from None
     return PolynomialCost(**values)

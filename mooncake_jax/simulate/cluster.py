@@ -40,10 +40,12 @@ from mooncake_jax.sched.messages import (
     StepDone,
 )
 from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.cores import Cores
 from mooncake_jax.simulate.coupled_hardware import CoupledHardware
 from mooncake_jax.simulate.decoding_hardware import DecodingHardware
 from mooncake_jax.simulate.events import Events
 from mooncake_jax.simulate.network import Network
+from mooncake_jax.simulate.one_machine import SharingDecodingHardware, SharingPrefillHardware
 from mooncake_jax.simulate.prefill_hardware import PrefillHardware
 
 _RATE_BYTES = 1 << 30  # what the cost model's rate of a transfer is taken from
@@ -68,12 +70,17 @@ class SimulatedCluster:
         rates, latency = _network(config, cost)
         shared = "sharing" not in config.without and math.inf not in rates.values()
         self.network = Network(self.events, rates, latency, shared)
+        self.cores = None if config.cores is None else Cores(self.events, config.cores)
+        decoding, prefill = DecodingHardware, PrefillHardware
+        if self.cores is not None:
+            decoding = partial(SharingDecodingHardware, self.cores)
+            prefill = partial(SharingPrefillHardware, self.cores)
         self.coupled = {node: CoupledHardware(node, config, cost, self.events) for node in config.coupled_nodes}
         self.decoding: Mapping[str, DecodingHardware] = self.coupled or {
-            node: DecodingHardware(node, config, cost, self.events) for node in config.decoding_nodes
+            node: decoding(node, config, cost, self.events) for node in config.decoding_nodes
         }
         self.prefill = {
-            node: PrefillHardware(node, config, cost, self.events, self.network, self._received)
+            node: prefill(node, config, cost, self.events, self.network, self._received)
             for node in config.prefill_nodes
             if node not in self.coupled
         }
@@ -219,6 +226,8 @@ class SimulatedCluster:
     def check(self) -> None:
         """Assert the invariants."""
         self.network.check()
+        if self.cores is not None:
+            self.cores.check()
         for hardware in self.decoding.values():
             hardware.check()
 

@@ -20,6 +20,8 @@ UNLIMITED = (
     "tbt_slo",
     "request_timeout",
     "kvcache_balancing_threshold",
+    "prefill_cores",
+    "step_cores",
 )  # JSON has no infinity: written as null
 
 
@@ -35,8 +37,9 @@ class SimulationConfig:
     KVCache pool; device_kv_tokens: KVCache in a decoding instance's device memory; link_bytes_per_s: of a node's NIC in
     either direction, None: as the cost model's transfers; decision_s: from a request's arrival until its prefill
     instance hears of it; recheck: whether decoding instances judge TBT again as KVCache arrives; without: those of
-    PARTS that are left out; single_steps: an event for each decoding step. The others are as in the cluster of ranks
-    (cluster/config.py).
+    PARTS that are left out; single_steps: an event for each decoding step; cores: of the one machine that all instances
+    share (one_machine.py), None: each has its own; prefill_cores and step_cores: how many of them a prefill and a
+    decoding step keep busy alone. The others are as in the cluster of ranks (cluster/config.py).
     """
 
     bytes_per_token: int
@@ -69,6 +72,9 @@ class SimulationConfig:
     recheck: bool = True
     without: frozenset[str] = frozenset()
     single_steps: bool = False
+    cores: float | None = None
+    prefill_cores: float = math.inf
+    step_cores: float = math.inf
 
     @property
     def coupled_nodes(self) -> tuple[str, ...]:
