@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from cluster_run import TINY, prompt, replay, write_prompts
-from test_sched_cost_table import table
+from test_sched_cost_file import COSTS
 from virtual_cluster import BLOCK, BYTES_PER_TOKEN, COST, VirtualCluster, make_request
 
 from mooncake_jax.__main__ import run as command
@@ -18,7 +18,6 @@ from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.record import Recorded
 from mooncake_jax.cluster.verify import load_settings, verify
 from mooncake_jax.request import COMPLETED, REJECTED
-from mooncake_jax.sched.profiles import A800_LLAMA2_70B
 from mooncake_jax.sched.serve import serve
 
 CONFIG = ClusterConfig(
@@ -78,8 +77,9 @@ def test_settings_survive_json(recorded):
     assert load_settings(recorded) == SETTINGS
 
 
-@pytest.mark.parametrize("cost", [table(), A800_LLAMA2_70B], ids=["table", "roofline"])
-def test_a_given_cost_model_survives_json_and_is_believed_by_all(tmp_path, cost):
+@pytest.mark.parametrize("kind", COSTS)
+def test_a_given_cost_model_survives_json_and_is_believed_by_all(tmp_path, kind):
+    cost = COSTS[kind]
     given = dataclasses.replace(SETTINGS, cost=cost, steps={})
     (tmp_path / "summary.json").write_text(json.dumps({"settings": given.to_json()}))
     loaded = load_settings(tmp_path)
