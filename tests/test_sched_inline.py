@@ -116,6 +116,15 @@ def test_a_prompt_that_needs_a_chunk_goes_where_the_policy_says():
     assert [decision.prefill for decision in decisions] == ["decode0", "prefill0"]
 
 
+def test_no_policy_inlines_by_itself():
+    class Own:
+        def choose(self, *_):
+            return Dispatch("prefill0", "decode0", 1.0, 0.1, inlined=True)
+
+    fault = Scheduler(Own(), SLOCheck(), longest_inlined=64).dispatch(request(), view_of([0]), NOW)
+    assert fault.reason == "policy Own inlines a prefill, which --inline_prefill decides"
+
+
 def test_admission_judges_the_ttft_that_inlining_makes():
     late = view_of([0], [[9.0]], slo=SLO(ttft=2.0))
     assert Scheduler(KVCacheCentric(), SLOCheck(), longest_inlined=64).dispatch(request(), late, NOW).inlined
