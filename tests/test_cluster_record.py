@@ -41,6 +41,7 @@ MESSAGES = [
     m.KVCacheReceived(1, REQUEST, None),
     m.KVCacheReceived(1, REQUEST, 7, LOGPROBS),
     m.KVCacheLoaded(1, True),
+    m.PrefillInlined(1, 0.25, 7, True, LOGPROBS, ((5, 1.5),)),
     m.StepDone(((1, 7), (2, None)), 0.01, (2,), ((1, LOGPROBS),)),
     m.StepsDone((1, 2), (0.5, 0.75)),
     m.StepFailed("why"),

@@ -72,3 +72,18 @@ def test_nothing_is_lost_and_more_cores_are_never_slower_on_the_whole(seed):
         assert {outcome.status for outcome in served.values()} == {"completed"}
         ends.append(sum(outcome.ttft_s for outcome in served.values()))
     assert ends == sorted(ends, reverse=True)
+
+
+def test_inlined_prefills_and_steps_take_turns():
+    roomy = {
+        "cores": 8.0,
+        "prefill_cores": 2.0,
+        "step_cores": 2.0,
+        "prefill": 1,
+        "inline_prefill": True,
+        "tbt_slo": 1.0,
+    }
+    served = outcomes([make_request(name, 100, output=5) for name in "abcd"], **roomy)
+    prefill, step = COST.prefill_compute(100, 0), COST.step(1, 101)
+    ttft = {name: outcome.ttft_s for name, outcome in served.items() if outcome.prefill_instance == "decode0"}
+    assert ttft == {"a": pytest.approx(prefill), "d": pytest.approx(2 * prefill + step)}

@@ -78,6 +78,23 @@ def test_skipping_steps_changes_nothing_where_roles_change(seed):
     assert skipping.roles == single.roles and skipping.roles["to_decoding"] > 0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_one_that_has_moved_inlines_as_others_do(seed):
+    rng, at, requests = random.Random(seed), 0.0, []
+    for name in range(150):
+        at += rng.expovariate(20.0)
+        requests.append(make_request(name, rng.randrange(10, 40), at, rng.randrange(100, 300)))
+    options = {"elastic_roles": True, "elastic_after_s": 0.5, "inline_prefill": True, "tbt_slo": 0.2, "max_batch": 128}
+    (skipping, _), (single, _) = (
+        served(requests, 3, 1, True, admission="none", **options, single_steps=s) for s in (False, True)
+    )
+    assert by_id(skipping) == by_id(single) and skipping.roles == single.roles
+    moved = {change["node"] for change in skipping.roles["changes"] if change["role"] == "decoding"}
+    inlined = {o.prefill_instance for o in skipping.outcomes if o.prefill_instance == o.decoding_instance}
+    assert moved & inlined
+    assert {o.status for o in skipping.outcomes} == {"completed"}
+
+
 class Mute:
     def handle(self, message, now):
         return []

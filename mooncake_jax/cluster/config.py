@@ -23,7 +23,8 @@ class ClusterConfig:
     KVCache leaves the devices (cache/transport.py); peak_tflops: of each prefill device, in 1e12 FLOPs a second, None
     to measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound;
     elastic_roles: whether prefill instances decode while decoding is short of instances (sched/elastic.py), once that
-    has lasted for elastic_after_s seconds.
+    has lasted for elastic_after_s seconds; inline_prefill: whether decoding instances compute prompts that need no
+    chunk (sched/inline.py).
     """
 
     model: str
@@ -56,6 +57,7 @@ class ClusterConfig:
     prefill_mfu_floor: float | None
     elastic_roles: bool
     elastic_after_s: float
+    inline_prefill: bool
 
     @property
     def nodes(self) -> tuple[str, ...]:

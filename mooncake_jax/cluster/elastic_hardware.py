@@ -11,7 +11,7 @@ import numpy as np
 from mooncake_jax.cluster.control import KVPiece
 from mooncake_jax.cluster.decoding_hardware import DecodingHardware
 from mooncake_jax.cluster.prefill_hardware import PrefillHardware
-from mooncake_jax.sched.actions import Action, DropKVCache, LoadKVCache, RunStep
+from mooncake_jax.sched.actions import Action, DropKVCache, InlinePrefill, LoadKVCache, RunStep
 
 
 class ElasticHardware:
@@ -19,7 +19,7 @@ class ElasticHardware:
         self._prefill, self._decoding = prefill, decoding
 
     def perform(self, action: Action) -> None:
-        decodes = isinstance(action, LoadKVCache | RunStep | DropKVCache)
+        decodes = isinstance(action, LoadKVCache | InlinePrefill | RunStep | DropKVCache)
         (self._decoding if decodes else self._prefill).perform(action)
 
     def close(self, deadline_s: float) -> None:

@@ -87,8 +87,8 @@ def step_s(engine: DecodingEngine, layout: BlockLayout, batch: int, context: int
 
 
 def load_s(engine: DecodingEngine, layout: BlockLayout, context: int, repeats: int) -> float:
-    """Seconds by which loading `context` tokens of KVCache from host memory holds up a step; not above 0 where that is
-    lost in the noise.
+    """Seconds that loading `context` tokens of KVCache from host memory takes before a request joins, all of it on one
+    thread; not above 0 where that is lost in the noise.
     """
     kv = np.zeros((layout.layers, 2, context, layout.kv_heads, layout.head_dim), engine.dtype)
 

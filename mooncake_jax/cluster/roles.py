@@ -110,14 +110,20 @@ def _decoder(member: Member, setup: Setup, model: LoadedModel) -> _Decoder:
     layout = config.block_layout(model.config)
     engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
     warm_up_s = timed(engine.warm_up)
+    compiled, inline = engine.compile_count, None
+    if config.inline_prefill:
+        inline = PrefillEngine(model, config.prefill_chunk)
+        longest = max(1, min(setup.longest_prompt, config.prefill_chunk))
+        warm_up_s += timed(lambda: inline.warm_up(longest))
+        compiled += inline.compile_count
     if setup.cost is None:
         points = measure_steps(engine, layout, config.max_batch, model.config.max_context)
         # Here, and not also by Conductor's rank: another machine may round otherwise.
         step = fit_step(padded_steps(points))
     decode = model.tokenizer.decode if model.tokenizer is not None else None
-    hardware = DecodingHardware(member.node, engine, layout, decode, member.post)
+    hardware = DecodingHardware(member.node, engine, layout, decode, member.post, inline)
     actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), setup.cost or measured_steps(step))
-    return _Decoder(actor, hardware, points, step, engine.compile_count, warm_up_s)
+    return _Decoder(actor, hardware, points, step, compiled, warm_up_s)
 
 
 def _become_stage(member: Member, setup: Setup, path: Location) -> Role:

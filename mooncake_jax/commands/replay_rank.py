@@ -94,6 +94,7 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         rank.stop(results)
     parts = {
         "engine": _engine(plan, ready),
+        "inlined_prefills": conductor.inlined_prefills,
         "pool": _pool(conductor.view.pool),
         "prefill_mfu": _prefill_mfu(plan, ready, conductor, duration),
         "roles": conductor.roles.summary() if conductor.roles is not None else None,

@@ -35,6 +35,13 @@ def define_scheduling_flags(values: flags.FlagValues) -> None:
         f"which requests are served at all: {', '.join(plugins.ADMISSIONS)}, or package.module:Class",
         **kwargs,
     )
+    flags.DEFINE_bool(
+        "inline_prefill",
+        False,
+        "a decoding instance computes prompts of at most --prefill_chunk tokens itself, where the first token comes no "
+        "later for it and those who decode there keep their TBT SLO",
+        **kwargs,
+    )
     flags.DEFINE_float(
         "decoding_time_s", None, "early-predicted takes every output to last so long (default: learned)", **kwargs
     )

@@ -47,7 +47,17 @@ FLAGS = flags.FlagValues()
 EXIT_FAILED = 1
 _DTYPE = "bfloat16"
 # Flags that say nothing of coupled instances, and that say something of nothing else.
-_SEPARATE = ("prefill", "decode", "prefill_chunk", "dram_mib", "ssd_mib", "link_gbps", "without", "recheck")
+_SEPARATE = (
+    "prefill",
+    "decode",
+    "prefill_chunk",
+    "dram_mib",
+    "ssd_mib",
+    "link_gbps",
+    "inline_prefill",
+    "without",
+    "recheck",
+)
 _COUPLED = ("coupled_mode", "token_budget")
 _EVERY = 100  # requests between two looks of the progress bar
 
@@ -195,7 +205,13 @@ def summarise(simulation: Simulation, run: Run) -> dict[str, Any]:
     workload = {"trace": FLAGS.trace, "source": simulation.source, "limit": FLAGS.limit, "speed": FLAGS.speed}
     workload |= {"requests_per_s": arrival_rate(requests)}
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
-    parts = {"pool": run.pool, "roles": run.roles, "faults": run.faults, "hardware": run.hardware}
+    parts = {
+        "pool": run.pool,
+        "roles": run.roles,
+        "inlined_prefills": run.inlined_prefills,
+        "faults": run.faults,
+        "hardware": run.hardware,
+    }
     parts |= {"workload": workload, **cost}
     settings = SimulatedSettings(config, cost["model"], cost["believed_cost"])
     return summary | parts | {"settings": settings.to_json() | {"protocol": protocol()}}

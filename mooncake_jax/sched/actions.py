@@ -90,9 +90,23 @@ class LoadKVCache:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """One token for every request of the batch. Answered by StepDone or StepFailed."""
+    """One token for every request of the batch. Answered by StepDone or StepFailed.
+
+    yields: after this step the device is wanted for something else; without it a simulation looks many steps ahead.
+    """
 
     batch: tuple[int, ...]
+    yields: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InlinePrefill:
+    """Compute the whole prompt on the device of a decoding instance, which has nothing else to compute meanwhile.
+    Answered by PrefillInlined or PrefillFailed.
+    """
+
+    dispatch: int
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +138,5 @@ class DropKVCache:
 
 Action: TypeAlias = (
     Send | Later | Report | RunPrefill | PromoteBlocks | FetchBlocks | AbandonCopy | WriteBlocks | LoadKVCache | RunStep
-    | RunIteration | DropKVCache
+    | InlinePrefill | RunIteration | DropKVCache
 )  # fmt: skip

@@ -62,11 +62,13 @@ class _Attempt:
     prompt_tokens: int
     prefill: str
     decoding: str
+    inlined: bool
 
 
 class Conductor:
     """request_timeout: seconds from arrival after which a request fails, whatever keeps it. prefill_work: what each
-    prefill instance has computed so far. roles: what moves instances between prefill and decoding, None: nothing.
+    prefill instance has computed so far; inlined_prefills: how many decoding instances have. roles: what moves
+    instances between prefill and decoding, None: nothing.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Conductor:
         self.attempts: dict[int, _Attempt] = {}
         self.reservations = Reservations(view.pool)
         self.prefill_work = defaultdict(PrefillWork, {node: PrefillWork() for node in view.prefill})
-        self.dispatched = 0
+        self.dispatched = self.inlined_prefills = 0
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
@@ -133,12 +135,13 @@ class Conductor:
         self.dispatched += 1
         number, view = self.dispatched, self.view
         reservation = self.reservations.begin(number, request, decision)
-        matched = view.pool.matched(decision.prefill, request.block_keys)
+        matched = 0 if decision.inlined else view.pool.matched(decision.prefill, request.block_keys)
         if reservation.replication is not None:
             matched = max(matched, decision.replicate_blocks)
             tokens = len(reservation.replication.target_blocks) * view.block_size
             view.copy_started(number, reservation.replication.source, tokens, now)
-        self.attempts[number] = _Attempt(request.id, request.prompt_tokens, decision.prefill, decision.decoding)
+        goes = decision.prefill, decision.decoding, decision.inlined
+        self.attempts[number] = _Attempt(request.id, request.prompt_tokens, *goes)
         self.open[request.id] = _Open(request, number)
         reused = view.reusable_tokens(matched, request.prompt_tokens)
         view.dispatched(number, RequestView.of(request), decision, reused, now)
@@ -163,7 +166,11 @@ class Conductor:
         attempt = self.attempts[message.dispatch]
         actions: list[Action] = [*self.reservations.prefill_ended(message)]
         if isinstance(message, PrefillDone):
-            self.prefill_work[message.node].add(attempt.prompt_tokens, message.reused_tokens)
+            if attempt.inlined:
+                self.inlined_prefills += 1
+                self.view.inlined(message.dispatch, message.node, message.seconds)
+            else:
+                self.prefill_work[message.node].add(attempt.prompt_tokens, message.reused_tokens)
             self.view.prefill_done(message.dispatch, message.node, attempt.decoding, now)
             actions += self._judge_prefilled(message.dispatch, attempt, now)
         else:

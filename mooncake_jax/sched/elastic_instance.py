@@ -14,6 +14,9 @@ from mooncake_jax.sched.messages import (
     KVCacheLoaded,
     KVCacheReceived,
     Message,
+    PrefillFailed,
+    PrefillInlined,
+    StartPrefill,
     StepDone,
     StepFailed,
     StepsDone,
@@ -33,6 +36,10 @@ class ElasticInstance:
             case Cancel():  # of either kind of work
                 return [*self.prefill.handle(message, now), *self.decoding.handle(message, now)]
             case KVCacheReceived() | KVCacheLoaded() | StepDone() | StepsDone() | StepFailed() | DecodingFailed():
+                return self.decoding.handle(message, now)
+            case StartPrefill(decoding=self.prefill.name) | PrefillInlined():
+                return self.decoding.handle(message, now)
+            case PrefillFailed(dispatch) if dispatch == self.decoding.inlining:
                 return self.decoding.handle(message, now)
         return self.prefill.handle(message, now)
 

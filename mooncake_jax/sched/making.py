@@ -39,6 +39,7 @@ class Settings(Protocol):
     request_timeout: float
     elastic_roles: bool
     elastic_after_s: float
+    inline_prefill: bool
 
     @property
     def prefill_nodes(self) -> tuple[str, ...]: ...
@@ -106,4 +107,5 @@ def make_scheduler(settings: Settings, time_limit: TimeLimit = nullcontext) -> S
     """Raises UsageError where a policy or an admission cannot be loaded."""
     policy = load_policy(settings.policy, settings.seed, settings.kvcache_balancing_threshold)
     admission = load_admission(settings.admission, settings.decoding_time_s)
-    return Scheduler(policy, admission, settings.policy, settings.admission, time_limit)
+    longest_inlined = settings.prefill_chunk if settings.inline_prefill else 0
+    return Scheduler(policy, admission, settings.policy, settings.admission, time_limit, longest_inlined)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from mooncake_jax.request import Request
 from mooncake_jax.sched.admission import Admission
 from mooncake_jax.sched.decisions import Dispatch, Fault, Reject
+from mooncake_jax.sched.inline import inline_if_better
 from mooncake_jax.sched.policies import Policy
 from mooncake_jax.sched.view import ClusterView, RequestView
 
@@ -25,7 +26,8 @@ class TooLong(BaseException):
 
 class Scheduler:
     """policy and admission with the names they were asked for by; time_limit: what every call of them runs in, and
-    which raises TooLong there after MOST_SECONDS.
+    which raises TooLong there after MOST_SECONDS; longest_inlined: prompts of so many tokens may be prefilled where
+    they are decoded (inline.py), 0 for none.
     """
 
     def __init__(
@@ -35,11 +37,12 @@ class Scheduler:
         policy_name: str = "",
         admission_name: str = "",
         time_limit: Callable[[], AbstractContextManager] = nullcontext,
+        longest_inlined: int = 0,
     ):
         self.policy, self.admission = policy, admission
         self._policy_name = f"policy {policy_name or type(policy).__name__}"
         self._admission_name = f"admission {admission_name or type(admission).__name__}"
-        self._time_limit = time_limit
+        self._time_limit, self._longest_inlined = time_limit, longest_inlined
         self.faults: Counter[str] = Counter()  # what went wrong, those that failed no request too
 
     def dispatch(self, request: Request, view: ClusterView, now: float) -> Dispatch | Reject | Fault:
@@ -52,6 +55,8 @@ class Scheduler:
             return self._sound(self._policy_name, chosen)
         if (wrong := _wrong(chosen, view)) is not None:
             return self._fault(f"{self._policy_name} {wrong}")
+        if asked.prompt_tokens <= self._longest_inlined:
+            chosen = inline_if_better(asked, chosen, view)
         verdict = self._judge(self.admission.on_arrival, asked, chosen, view, now)
         return chosen if verdict is None else verdict
 
@@ -104,6 +109,8 @@ def _wrong(chosen: object, view: ClusterView) -> str | None:
     if type(chosen) is not Dispatch:
         return f"answered {_shown(chosen)}, neither Dispatch nor Reject"
     source = chosen.replicate_from
+    if chosen.inlined is not False:
+        return "inlines a prefill, which --inline_prefill decides"
     if chosen.prefill not in view.prefill:
         return f"chose {_shown(chosen.prefill)}, which is no prefill instance here"
     if chosen.decoding not in view.decoding:

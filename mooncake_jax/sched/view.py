@@ -112,15 +112,20 @@ class ClusterView:
 
     def dispatched(self, number: int, request: RequestView, dispatch: Dispatch, reused_tokens: int, now: float) -> None:
         """A request goes where `dispatch` says, and is expected to reuse so many tokens."""
-        latency = self.cost.prefill(request.prompt_tokens, reused_tokens)
-        self.prefill[dispatch.prefill].add(number, request.prompt_tokens - reused_tokens, latency)
         load = self.decoding[dispatch.decoding]
         load.add(number, request.prompt_tokens, now + dispatch.ttft, self.slo_of(request).tbt)
+        if dispatch.inlined:
+            load.inline(number, self.cost.prefill_compute(request.prompt_tokens, 0))
+            return
+        latency = self.cost.prefill(request.prompt_tokens, reused_tokens)
+        self.prefill[dispatch.prefill].add(number, request.prompt_tokens - reused_tokens, latency)
 
     def prefill_started(
         self, number: int, prefill: str, decoding: str, prompt_tokens: int, reused_tokens: int, now: float
     ) -> None:
         queue, load = self.prefill.get(prefill), self._load(decoding)
+        if load is not None and number in load.inlining:
+            load.expect(number, now + load.inline_pace.factor * load.inlining[number])
         if queue is None:
             return
         latency = self.cost.prefill(prompt_tokens, reused_tokens)
@@ -133,6 +138,11 @@ class ClusterView:
             queue.end(number, now)
         if (load := self._load(decoding)) is not None:
             load.prefilled(number, now)
+
+    def inlined(self, number: int, decoding: str, seconds: float) -> None:
+        """Its prefill took the decoding instance so long."""
+        if (load := self._load(decoding)) is not None:
+            load.inlined(number, seconds)
 
     def prefill_failed(self, number: int, prefill: str) -> None:
         """It failed or was cancelled; what else becomes of its request is told apart."""

@@ -3,7 +3,8 @@
 Messages between actors take no time, but for Conductor's decision. Nothing is random. News of decoding steps comes in
 bulk and may be late, but nobody decides anything before having heard of every step that has ended until then: before a
 request arrives, and before an admission that asks again judges it, all decoding instances are caught up with; before a
-decoding instance handles anything, it is itself.
+decoding instance handles anything, it is itself. Where prefills are inlined, whatever it handles may make it want its
+device for one after the step under way.
 """
 
 import math
@@ -16,6 +17,7 @@ from mooncake_jax.sched.actions import (
     Action,
     DropKVCache,
     FetchBlocks,
+    InlinePrefill,
     Later,
     LoadKVCache,
     PromoteBlocks,
@@ -34,6 +36,7 @@ from mooncake_jax.sched.messages import (
     KVCacheLoaded,
     Message,
     PrefillDone,
+    PrefillInlined,
     ReviewRoles,
     StepDone,
 )
@@ -111,8 +114,9 @@ class SimulatedCluster:
             return {CONDUCTOR: conductor, **{node: self._coupled(hardware) for node, hardware in self.coupled.items()}}
         decoding = {
             node: {
-                Send: self._tell_conductor,
+                Send: self._tell_at_once,
                 LoadKVCache: hardware.load,
+                InlinePrefill: hardware.prefill,
                 RunStep: hardware.run,
                 DropKVCache: hardware.drop,
             }
@@ -166,10 +170,14 @@ class SimulatedCluster:
         return True
 
     def _before_decoding(self, hardware: DecodingHardware, message: Message, now: float) -> bool:
-        if type(message) is KVCacheLoaded:
-            hardware.batch_changes(now)
-        else:
+        inline = self._config.inline_prefill
+        if type(message) is PrefillInlined:  # which has Conductor decide, if its admission asks again
+            for other in self.decoding.values():
+                other.catch_up(now)
+        elif inline or type(message) is not KVCacheLoaded:
             hardware.catch_up(now)
+        if inline or type(message) is KVCacheLoaded:
+            hardware.batch_changes(now)
         return True
 
     def _before_coupled(self, hardware: CoupledHardware, message: Message, now: float) -> bool:
@@ -201,14 +209,14 @@ class SimulatedCluster:
         if self._judges_prefilled and type(action.message) is PrefillDone:
             self.events.post(now, CONDUCTOR, action.message)  # after having caught up with all
         else:
-            self.events.soon.append((CONDUCTOR, action.message))
+            self._tell_at_once(action, now)
 
     def _tell_at_once(self, action: Send, now: float) -> None:
         self.events.soon.append((CONDUCTOR, action.message))
 
     def _order(self, action: Send, now: float) -> None:
-        """What Conductor wants of an instance."""
-        prefills = action.to in self.prefill or action.to in self.coupled
+        """What Conductor wants of an instance. None overtakes the StartPrefill that it is about."""
+        prefills = action.to in self.prefill or action.to in self.coupled or self._config.inline_prefill
         delay = self._config.decision_s if prefills else 0.0
         self.events.post(now + delay, action.to, action.message)
 

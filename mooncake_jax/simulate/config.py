@@ -70,6 +70,7 @@ class SimulationConfig:
     tbt_slo: float = math.inf
     elastic_roles: bool = False
     elastic_after_s: float = 30.0
+    inline_prefill: bool = False
     recheck: bool = True
     without: frozenset[str] = frozenset()
     single_steps: bool = False

@@ -8,8 +8,8 @@ included.
 from collections import deque
 from functools import partial
 
-from mooncake_jax.sched.actions import LoadKVCache, RunPrefill, RunStep
-from mooncake_jax.sched.messages import KVCacheLoaded, PrefillDone, PrefillStarted, StepDone
+from mooncake_jax.sched.actions import InlinePrefill, LoadKVCache, RunPrefill, RunStep
+from mooncake_jax.sched.messages import KVCacheLoaded, PrefillDone, PrefillInlined, PrefillStarted, StepDone
 from mooncake_jax.simulate.cores import Cores, Done
 from mooncake_jax.simulate.decoding_hardware import DecodingHardware
 from mooncake_jax.simulate.prefill_hardware import PrefillHardware
@@ -39,26 +39,60 @@ class SharingPrefillHardware(PrefillHardware):
         self._network.send(self.node, action.decoding, nbytes, now, partial(self._arrived, action, now))
 
 
+class _Thread:
+    """Computes one thing after another."""
+
+    def __init__(self, cores: Cores):
+        self._cores = cores
+        self._turns: deque[tuple[float, float, Done]] = deque()  # seconds alone, cores; the first is under way
+
+    def run(self, seconds: float, wanted: float, now: float, done: Done) -> None:
+        """As Cores.run, once what was asked for before has ended."""
+        self._turns.append((seconds, wanted, done))
+        if len(self._turns) == 1:
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        seconds, wanted, _ = self._turns[0]
+        self._cores.run(seconds, wanted, now, self._end)
+
+    def _end(self, now: float) -> None:
+        _, _, done = self._turns.popleft()
+        done(now)
+        if self._turns:
+            self._begin(now)
+
+
 class SharingDecodingHardware(DecodingHardware):
-    """Loads and steps take turns on the instance's one thread."""
+    """KVCache moves to the device on a thread and a core of its own, all else happens on another thread."""
 
     def __init__(self, cores: Cores, *made_of):
         super().__init__(*made_of)
-        self._cores = cores
-        self._turns: deque[tuple[float, Done]] = deque()  # seconds alone, and what they are for; the first is under way
+        self._decoding, self._staging = _Thread(cores), _Thread(cores)
 
     def load(self, action: LoadKVCache, now: float) -> None:
         nbytes = action.request.prompt_tokens * self._config.bytes_per_token
         self.loaded += nbytes
-        self._await_turn(self._cost.load(nbytes), partial(self._has_loaded, action.dispatch), now)
+        self._staging.run(self._cost.load(nbytes), 1.0, now, partial(self._has_loaded, action.dispatch))
 
     def _has_loaded(self, dispatch: int, now: float) -> None:
         self._events.soon.append((self.node, KVCacheLoaded(dispatch)))
 
+    def prefill(self, action: InlinePrefill, now: float) -> None:
+        self._requests[action.dispatch] = action.request
+        seconds = self._cost.prefill_compute(action.request.prompt_tokens, 0)
+        computed = partial(self._computed, action.dispatch, now)
+        self._decoding.run(seconds, self._config.prefill_cores, now, computed)
+
+    def _computed(self, dispatch: int, begun: float, now: float) -> None:
+        self.inlined += now - begun
+        self._events.post(now, self.node, PrefillInlined(dispatch, now - begun, None))
+
     def run(self, action: RunStep, now: float) -> None:
         context = sum([self._context(dispatch) for dispatch in action.batch])
         self._batch = action.batch
-        self._await_turn(self._cost.step(len(action.batch), context), partial(self._stepped, action.batch, now), now)
+        seconds = self._cost.step(len(action.batch), context)
+        self._decoding.run(seconds, self._config.step_cores, now, partial(self._stepped, action.batch, now))
 
     def _context(self, dispatch: int) -> int:
         at_first = self._requests[dispatch].prompt_tokens + 1 - self.steps
@@ -70,20 +104,6 @@ class SharingDecodingHardware(DecodingHardware):
         self.busy += now - begun
         done = StepDone(tuple([(dispatch, None) for dispatch in batch]), now - begun)
         self._events.soon.append((self.node, done))
-
-    def _await_turn(self, seconds: float, done: Done, now: float) -> None:
-        self._turns.append((seconds, done))
-        if len(self._turns) == 1:
-            self._begin(now)
-
-    def _begin(self, now: float) -> None:
-        self._cores.run(self._turns[0][0], self._config.step_cores, now, self._end_turn)
-
-    def _end_turn(self, now: float) -> None:
-        _, done = self._turns.popleft()
-        done(now)
-        if self._turns:
-            self._begin(now)
 
     def catch_up(self, now: float) -> None:
         """Nothing is known ahead."""

@@ -28,13 +28,14 @@ class Stuck(Exception):
 
 @dataclass
 class Run:
-    """duration_s: from the start to the last ending. hardware: what it has done, roles: what changes of role there were
-    (sched/elastic.py), None where they are fixed, faults: what the policy and the admission did wrong, and how often;
-    ready for JSON.
+    """duration_s: from the start to the last ending. inlined_prefills: how many decoding instances have computed.
+    hardware: what it has done, roles: what changes of role there were (sched/elastic.py), None where they are fixed,
+    faults: what the policy and the admission did wrong, and how often; ready for JSON.
     """
 
     duration_s: float
     outcomes: list[Outcome] = field(default_factory=list)
+    inlined_prefills: int = 0
     hardware: dict[str, Any] = field(default_factory=dict)
     pool: dict[str, Any] = field(default_factory=dict)
     roles: dict[str, Any] | None = None
@@ -77,6 +78,7 @@ def simulate(
     if check:
         _check_end(run, cluster, actors)
     run.duration_s = cluster.last_ended
+    run.inlined_prefills = conductor.inlined_prefills
     run.hardware = _hardware(cluster, sum(work.prefills for work in conductor.prefill_work.values()))
     run.pool = _pool(conductor.view.pool)
     run.roles = conductor.roles.summary() if conductor.roles is not None else None
@@ -145,6 +147,7 @@ def _hardware(cluster: SimulatedCluster, prefills: int) -> dict[str, Any]:
         "prefill_compute_s": computed,
         "prefill_compute_s_mean": math.fsum(computed.values()) / prefills if prefills else None,
         "decoding_busy_s": {node: hardware.busy for node, hardware in decoding},
+        "decoding_inlined_s": {node: hardware.inlined for node, hardware in decoding},
         "decoding_steps": {node: hardware.steps for node, hardware in decoding},
         "decoding_tokens": {node: hardware.tokens for node, hardware in decoding},
         "sent_bytes": dict(sorted(cluster.network.sent.items())),
