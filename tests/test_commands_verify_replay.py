@@ -51,6 +51,7 @@ CONFIG = ClusterConfig(
     prefill_mfu_floor=None,
     elastic_roles=False,
     elastic_after_s=30.0,
+    inline_prefill=False,
 )
 SETTINGS = ActorSettings(
     CONFIG,
