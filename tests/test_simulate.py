@@ -113,7 +113,7 @@ def test_conductor_believes_of_a_pipeline_what_it_takes():
     for tokens in (90, 400):
         config = make_config(prefill=1, stages=3, prefill_chunk=100, without=frozenset({"overlap", "network"}))
         found = by_id(simulate(config, linear, [make_request("a", tokens, output=1)]))
-        assert found["a"].ttft_s == pytest.approx(GroupCost(linear, 3, 100).prefill(tokens, 0), rel=1e-9)
+        assert found["a"].ttft_s == pytest.approx(GroupCost(config, linear).prefill(tokens, 0), rel=1e-9)
 
 
 def test_single_server_queue_waits_as_theory_says():
