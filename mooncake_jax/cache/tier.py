@@ -6,42 +6,34 @@ reads it, it is pinned and cannot leave. Knows nothing of other tiers and nodes.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from mooncake_jax.cache.eviction import EvictionPolicy
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """One KVCache block on one node: its key and the slot of that node's DRAM it lies, or will lie, in."""
 
     key: bytes
     slot: int
 
 
-@dataclass(slots=True)
-class Entry:
-    """block: as it was last asked for."""
-
-    slot: int
-    landed: bool = False
-    pins: int = 0
-    block: Block | None = None
-
-
 class Tier:
-    """entries: the blocks by key. The policy knows the same keys, and which of them are pinned."""
+    """entries: the blocks by key; awaited: those of them that have not landed; pins: of those that are pinned. The
+    policy knows the same keys, and which of them are pinned.
+    """
 
     def __init__(self, slots: int, policy: EvictionPolicy):
         self.capacity = slots
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, Block] = {}
+        self.awaited: set[bytes] = set()
+        self.pins: dict[bytes, int] = {}
         self._policy = policy
         self._free = list(range(slots - 1, -1, -1))
 
     def has_landed(self, key: bytes) -> bool:
-        entry = self.entries.get(key)
-        return entry is not None and entry.landed
+        return key in self.entries and key not in self.awaited
 
     def reserve(self, keys: Sequence[bytes]) -> tuple[int, list[bytes]]:
         """Pin a prompt's leading blocks, those here and those to come, and tell the policy of their use. No key may
@@ -80,29 +72,21 @@ class Tier:
     def _place(self, keys: Sequence[bytes]) -> tuple[int, list[bytes]]:
         """Give slots to blocks that have none, from the first on while there is room, and a pin each."""
         entries, free, evicted = self.entries, self._free, []
-        for _ in range(len(keys) - len(free)):
-            leaving = self._policy.evict()
-            if leaving is None:
-                break
-            free.append(entries.pop(leaving).slot)
-            evicted.append(leaving)
+        if len(keys) > len(free):
+            evicted = self._policy.evict_many(len(keys) - len(free))
+            free += [entries.pop(key).slot for key in evicted]
         placed = min(len(keys), len(free))
         slots = free[len(free) - placed :]
         del free[len(free) - placed :]
-        for key, slot in zip(keys, slots):
-            entries[key] = Entry(slot, False, 1)
+        new = keys[:placed]
+        entries.update(zip(new, map(Block._make, zip(new, slots))))
+        self.awaited.update(new)
+        self.pins.update(dict.fromkeys(new, 1))
         return placed, evicted
 
-    def blocks(self, keys: Sequence[bytes]) -> tuple[Block, ...]:
+    def blocks(self, keys: Iterable[bytes]) -> tuple[Block, ...]:
         """Of keys that are here."""
-        entries, blocks = self.entries, []
-        for key in keys:
-            entry = entries[key]
-            block = entry.block
-            if block is None:
-                block = entry.block = Block(key, entry.slot)
-            blocks.append(block)
-        return tuple(blocks)
+        return tuple(map(self.entries.__getitem__, keys))
 
     @property
     def free(self) -> int:
@@ -111,56 +95,66 @@ class Tier:
 
     def restore(self, key: bytes, depth: int) -> None:
         """A block that is here from an earlier run, while there are free slots. depth: its place in its prompt."""
-        self.entries[key] = Entry(self._free.pop(), landed=True)
+        self.entries[key] = Block(key, self._free.pop())
         self._policy.insert(key, depth)
 
-    def pin(self, keys: Iterable[bytes]) -> None:
-        entries, first = self.entries, []
+    def still(self, blocks: Iterable[Block]) -> list[bytes]:
+        """Keys of those that still have their slots."""
+        find = self.entries.get
+        return [block.key for block in blocks if find(block.key) == block]
+
+    def land(self, keys: Iterable[bytes]) -> list[bytes]:
+        """All bytes of these blocks are here. Returns those that had not landed before."""
+        awaited = self.awaited
+        new = [key for key in keys if key in awaited]
+        awaited.difference_update(new)
+        return new
+
+    def pin(self, keys: Collection[bytes]) -> None:
+        """Of keys that are here."""
+        pins = self.pins
         for key in keys:
-            entry = entries[key]
-            if not entry.pins:
-                first.append(key)
-            entry.pins += 1
-        self._policy.pin_all(first)
+            pins[key] = pins.get(key, 0) + 1
+        self._policy.pin_all(keys)
 
     def unpin(self, keys: Iterable[bytes]) -> None:
         """A block that never landed and that nobody else waits for gives its slot back. Raises ValueError if one is not
         pinned: somebody else's pin would be taken away the next time.
         """
-        entries, last, void = self.entries, [], []
+        pins, last = self.pins, []
         for key in keys:
-            entry = entries[key]
-            if entry.pins > 1:
-                entry.pins -= 1
+            held = pins.get(key, 0)
+            if held > 1:
+                pins[key] = held - 1
                 continue
-            if not entry.pins:
+            if not held:
                 raise ValueError(f"block {key.hex()[:12]} is not pinned")
-            entry.pins = 0
+            del pins[key]
             last.append(key)
-            if not entry.landed:
-                void.append(key)
         self._policy.unpin_all(last)
-        for key in void:
-            self._discard(key)
+        if not self.awaited.isdisjoint(last):
+            for key in [key for key in last if key in self.awaited]:
+                self._discard(key)
 
     def lose(self, key: bytes) -> None:
         """A block turned out unreadable: it is as if it had never landed."""
-        entry = self.entries[key]
-        entry.landed = False
-        if entry.pins == 0:
+        self.awaited.add(key)
+        if key not in self.pins:
             self._discard(key)
 
     def _discard(self, key: bytes) -> None:
         self._policy.remove(key)
+        self.awaited.remove(key)
         self._free.append(self.entries.pop(key).slot)
 
     def check(self) -> None:
-        """Assert the invariants: each slot is used once or free, no pin is negative, nothing unpinned is half-
+        """Assert the invariants: each slot is used once or free, what is pinned is here, nothing unpinned is half-
         written.
         """
-        slots = [entry.slot for entry in self.entries.values()] + self._free
+        slots = [block.slot for block in self.entries.values()] + self._free
         assert sorted(slots) == list(range(self.capacity)), "slots leaked or used twice"
+        assert all(key == block.key for key, block in self.entries.items()), "a block is kept under another's key"
         self._policy.check()
-        for key, entry in self.entries.items():
-            assert entry.pins >= 0, f"block {key.hex()[:12]} has {entry.pins} pins"
-            assert entry.landed or entry.pins > 0, f"block {key.hex()[:12]} is unpinned and not landed"
+        assert self.pins.keys() <= self.entries.keys(), "a block that is not there is pinned"
+        assert all(pins > 0 for pins in self.pins.values()), "a block has no pins, and is counted among those that have"
+        assert self.awaited <= self.pins.keys(), "a block is unpinned and not landed"

@@ -51,10 +51,10 @@ class Backlog:
     def _writable(self, keys: Sequence[bytes]) -> tuple[list[bytes], bool]:
         """The leading blocks that are on the SSD or can be written there now; whether others can be later."""
         run, room = [], max(self._dram.capacity // 2, 1) - self._writing
-        ssd, dram = self._ssd.entries, self._dram.entries
+        ssd, dram, awaited = self._ssd.entries, self._dram.entries, self._dram.awaited
         for key in keys:
             if key not in ssd:
-                if key not in dram or not dram[key].landed:
+                if key not in dram or key in awaited:
                     break
                 if room <= 0:
                     return run, True
@@ -83,10 +83,9 @@ class Backlog:
         """These keys of what was asked for are on the SSD in whole. The others could not be written: their prompts are
         not tried again before their next use.
         """
-        keys, entries = [block.key for block in asked], self._ssd.entries
+        keys = [block.key for block in asked]
         failed = {key for key in keys if key not in stored}
-        for key in keys:
-            entries[key].landed = key not in failed
+        self._ssd.land([key for key in keys if key not in failed])
         self._writing -= len(keys)
         self._ssd.unpin(keys)
         self._dram.unpin(keys)
@@ -96,5 +95,5 @@ class Backlog:
 
     def check(self) -> None:
         """Assert the invariants."""
-        unfinished = sum(not entry.landed for entry in self._ssd.entries.values())
+        unfinished = len(self._ssd.awaited)
         assert unfinished <= self._writing, f"{unfinished} blocks of the SSD wait for {self._writing} to be written"
