@@ -152,15 +152,17 @@ class KVCachePool:
         """All bytes of these blocks are in the node's DRAM: if they still have their slots, they are found."""
         if node in self._nodes:
             dram = self._nodes[node].dram
-            self._found(node, DRAM, dram.land(dram.still(landed)), cause)
+            new = [key for key, slot in landed if dram.awaited.get(key) == slot]
+            dram.land(new)
+            self._found(node, DRAM, new, new, cause)
 
     def lose(self, node: str, lost: Iterable[Block]) -> None:
         """These blocks turned out unreadable in DRAM: they are not found there until they land again."""
         if node not in self._nodes:
             return
         dram = self._nodes[node].dram
-        for key in dram.still(lost):
-            if key not in dram.awaited:
+        for key, slot in lost:
+            if dram.slots.get(key) == slot and key not in dram.awaited:
                 dram.lose(key)
                 self._changed(node, DRAM, key, Cause.UNREADABLE)
 
@@ -214,12 +216,16 @@ class KVCachePool:
         """Of what a WriteBehind said, these keys are on the SSD in whole."""
         if node not in self._nodes:
             return WriteBehind()
-        stored = set(stored)
-        self._nodes[node].backlog.written(asked, stored)
-        self._found(node, SSD, [block.key for block in asked if block.key in stored], Cause.LANDED)
-        failed = tuple(block.key for block in asked if block.key not in stored)  # parts of them may be there
-        self.unwritten += len(failed)
+        tiers, stored, keys = self._nodes[node], set(stored), [block.key for block in asked]
+        written = [key for key in keys if key in stored]
+        lost = [key for key in written if key in tiers.dram.awaited]  # the others were pinned there, and are found
+        tiers.backlog.written(keys, stored)
+        self._found(node, SSD, written, lost, Cause.LANDED)
         following = self._write_next(node)
+        if len(written) == len(keys):
+            return following
+        failed = [key for key in keys if key not in stored]  # parts of them may be there
+        self.unwritten += len(failed)
         return dataclasses.replace(following, dropped=(*failed, *following.dropped))
 
     def _write_next(self, node: str) -> WriteBehind:
@@ -247,17 +253,17 @@ class KVCachePool:
         self._everyone &= ~tiers.bit
         del self._none[node]
         for name, tier in ((DRAM, tiers.dram), (SSD, tiers.ssd)):
-            for key in tier.entries:
+            for key in tier.slots:
                 if tier.has_landed(key):
                     self._forget_holder(key, tiers.bit)
                     self._tell(node, name, key, Cause.NODE_LOST)
 
-    def _found(self, node: str, tier: str, keys: Sequence[bytes], cause: Cause) -> None:
-        """They have just begun to be found in this tier."""
+    def _found(self, node: str, tier: str, keys: Sequence[bytes], anew: Sequence[bytes], cause: Cause) -> None:
+        """They have just begun to be found in this tier; those among them that the other tier has not are `anew`."""
         if not keys:
             return
         holders, bit = self._holders, self._nodes[node].bit
-        for key in keys:
+        for key in anew:
             holders[key] = holders.get(key, 0) | bit
         self.counts[tier, cause] += len(keys)
         if self._on_change is not None:
@@ -267,7 +273,7 @@ class KVCachePool:
     def _left_dram(self, node: str, keys: Sequence[bytes]) -> None:
         """They have just been evicted from it."""
         tiers = self._nodes[node]
-        ssd, awaited, demoted = tiers.ssd.entries, tiers.ssd.awaited, 0
+        ssd, awaited, demoted = tiers.ssd.slots, tiers.ssd.awaited, 0
         for key in keys:
             kept = key in ssd and key not in awaited
             demoted += kept
@@ -303,7 +309,7 @@ class KVCachePool:
     def blocks(self) -> dict[str, tuple[int, int]]:
         """How many blocks are found on each node: in its DRAM, on its SSD."""
         return {
-            node: tuple(len(tier.entries) - len(tier.awaited) for tier in (tiers.dram, tiers.ssd))
+            node: tuple(len(tier.slots) - len(tier.awaited) for tier in (tiers.dram, tiers.ssd))
             for node, tiers in self._nodes.items()
         }
 
@@ -319,7 +325,7 @@ class KVCachePool:
         for node, tiers in self._nodes.items():
             for tier in (tiers.dram, tiers.ssd):
                 tier.check()
-                for key in tier.entries.keys() - tier.awaited:
+                for key in tier.slots.keys() - tier.awaited.keys():
                     holders[key] = holders.get(key, 0) | tiers.bit
             tiers.backlog.check()
         assert holders == self._holders, "the holders of some block are wrong"

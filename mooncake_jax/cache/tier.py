@@ -20,20 +20,21 @@ class Block(NamedTuple):
 
 
 class Tier:
-    """entries: the blocks by key; awaited: those of them that have not landed; pins: of those that are pinned. The
-    policy knows the same keys, and which of them are pinned.
+    """slots: of the blocks, by key; awaited: those of them that have not landed; pins: of those that are pinned. The
+    policy knows the same keys, and which of them are pinned. The latter two are small, and near at hand for a processor
+    too: what can be told by them should be.
     """
 
     def __init__(self, slots: int, policy: EvictionPolicy):
         self.capacity = slots
-        self.entries: dict[bytes, Block] = {}
-        self.awaited: set[bytes] = set()
+        self.slots: dict[bytes, int] = {}
+        self.awaited: dict[bytes, int] = {}  # with their slots
         self.pins: dict[bytes, int] = {}
         self._policy = policy
         self._free = list(range(slots - 1, -1, -1))
 
     def has_landed(self, key: bytes) -> bool:
-        return key in self.entries and key not in self.awaited
+        return key in self.slots and key not in self.awaited
 
     def reserve(self, keys: Sequence[bytes]) -> tuple[int, list[bytes]]:
         """Pin a prompt's leading blocks, those here and those to come, and tell the policy of their use. No key may
@@ -41,12 +42,12 @@ class Tier:
 
         Returns how many leading ones found room, and which blocks were evicted for them.
         """
-        there = [key for key in keys if key in self.entries]
+        there = [key for key in keys if key in self.slots]
         self.pin(there)  # before room is made, which must not cost the prompt blocks of its own
         if len(there) == len(keys):
             self._policy.use_prompt(keys, ())
             return len(keys), []
-        new = [key for key in keys if key not in self.entries]
+        new = [key for key in keys if key not in self.slots]
         placed, evicted = self._place(new)
         fitting = len(keys) if placed == len(new) else keys.index(new[placed])
         self._policy.use_prompt(keys[:fitting], new[:placed])
@@ -71,22 +72,22 @@ class Tier:
 
     def _place(self, keys: Sequence[bytes]) -> tuple[int, list[bytes]]:
         """Give slots to blocks that have none, from the first on while there is room, and a pin each."""
-        entries, free, evicted = self.entries, self._free, []
+        held, free, evicted = self.slots, self._free, []
         if len(keys) > len(free):
             evicted = self._policy.evict_many(len(keys) - len(free))
-            free += [entries.pop(key).slot for key in evicted]
+            free += map(held.pop, evicted)
         placed = min(len(keys), len(free))
         slots = free[len(free) - placed :]
         del free[len(free) - placed :]
         new = keys[:placed]
-        entries.update(zip(new, map(Block._make, zip(new, slots))))
-        self.awaited.update(new)
+        held.update(zip(new, slots))
+        self.awaited.update(zip(new, slots))
         self.pins.update(dict.fromkeys(new, 1))
         return placed, evicted
 
-    def blocks(self, keys: Iterable[bytes]) -> tuple[Block, ...]:
+    def blocks(self, keys: Sequence[bytes]) -> tuple[Block, ...]:
         """Of keys that are here."""
-        return tuple(map(self.entries.__getitem__, keys))
+        return tuple(map(Block._make, zip(keys, map(self.slots.__getitem__, keys))))
 
     @property
     def free(self) -> int:
@@ -95,20 +96,13 @@ class Tier:
 
     def restore(self, key: bytes, depth: int) -> None:
         """A block that is here from an earlier run, while there are free slots. depth: its place in its prompt."""
-        self.entries[key] = Block(key, self._free.pop())
+        self.slots[key] = self._free.pop()
         self._policy.insert(key, depth)
 
-    def still(self, blocks: Iterable[Block]) -> list[bytes]:
-        """Keys of those that still have their slots."""
-        find = self.entries.get
-        return [block.key for block in blocks if find(block.key) == block]
-
-    def land(self, keys: Iterable[bytes]) -> list[bytes]:
-        """All bytes of these blocks are here. Returns those that had not landed before."""
-        awaited = self.awaited
-        new = [key for key in keys if key in awaited]
-        awaited.difference_update(new)
-        return new
+    def land(self, keys: Iterable[bytes]) -> None:
+        """All bytes of these blocks, which were awaited, are here."""
+        for key in keys:
+            del self.awaited[key]
 
     def pin(self, keys: Collection[bytes]) -> None:
         """Of keys that are here."""
@@ -132,29 +126,29 @@ class Tier:
             del pins[key]
             last.append(key)
         self._policy.unpin_all(last)
-        if not self.awaited.isdisjoint(last):
-            for key in [key for key in last if key in self.awaited]:
-                self._discard(key)
+        for key in [key for key in last if key in self.awaited]:
+            self._discard(key)
 
     def lose(self, key: bytes) -> None:
         """A block turned out unreadable: it is as if it had never landed."""
-        self.awaited.add(key)
+        self.awaited[key] = self.slots[key]
         if key not in self.pins:
             self._discard(key)
 
     def _discard(self, key: bytes) -> None:
+        slot = self.slots[key]
         self._policy.remove(key)
-        self.awaited.remove(key)
-        self._free.append(self.entries.pop(key).slot)
+        del self.awaited[key], self.slots[key]
+        self._free.append(slot)
 
     def check(self) -> None:
         """Assert the invariants: each slot is used once or free, what is pinned is here, nothing unpinned is half-
         written.
         """
-        slots = [block.slot for block in self.entries.values()] + self._free
+        slots = [*self.slots.values(), *self._free]
         assert sorted(slots) == list(range(self.capacity)), "slots leaked or used twice"
-        assert all(key == block.key for key, block in self.entries.items()), "a block is kept under another's key"
         self._policy.check()
-        assert self.pins.keys() <= self.entries.keys(), "a block that is not there is pinned"
+        assert self.pins.keys() <= self.slots.keys(), "a block that is not there is pinned"
         assert all(pins > 0 for pins in self.pins.values()), "a block has no pins, and is counted among those that have"
-        assert self.awaited <= self.pins.keys(), "a block is unpinned and not landed"
+        assert self.awaited.keys() <= self.pins.keys(), "a block is unpinned and not landed"
+        assert self.awaited.items() <= self.slots.items(), "a block is awaited in another slot than its own"

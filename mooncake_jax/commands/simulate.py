@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
     believed = cost if FLAGS.believed_cost is None else resolve_cost(FLAGS.believed_cost, FLAGS.model)
     make_actors(config, believed)  # before the trace is read: a policy may not be there
     requests = keyed_requests(_rows(), FLAGS.speed)
-    results = Results(out, events=FLAGS.events)
+    results = Results(out, events=FLAGS.events, at_once=False)
     gc.disable()  # a run makes millions of objects, and no cycles of them
     try:
         run = _simulate(config, cost, believed, requests, results)
@@ -97,6 +97,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_FAILED
     finally:
         gc.enable()
+        results.close()
     _report(config, run, requests, results)
     return 0
 
