@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO, Outcome, Request, TokenLogprobs
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Outcome))
+_values = operator.attrgetter(*_FIELDS)
 STATUSES = (COMPLETED, REJECTED, FAILED)
 
 
@@ -168,7 +169,7 @@ def summarise(outcomes: Iterable[Outcome], slo: SLO, duration_s: float) -> dict:
 
 def outcome_row(outcome: Outcome) -> dict:
     """The outcome as a row of requests.jsonl, ready for JSON; its keys are Outcome's fields, in their order."""
-    row = {name: getattr(outcome, name) for name in _FIELDS}
+    row = dict(zip(_FIELDS, _values(outcome)))
     for name in ("ttft_slo", "tbt_slo", "estimate", "limit"):
         row[name] = None if row[name] is None else _finite(row[name])
     row["token_ids"] = None if outcome.token_ids is None else list(outcome.token_ids)

@@ -87,16 +87,22 @@ def main(arguments: list[str]) -> int:
     cost = resolve_cost(FLAGS.cost, FLAGS.model)
     believed = cost if FLAGS.believed_cost is None else resolve_cost(FLAGS.believed_cost, FLAGS.model)
     make_actors(config, believed)  # before the trace is read: a policy may not be there
+    gc.disable()  # a run makes millions of objects, and no cycles of them
+    try:
+        return _serve(config, cost, believed, out)
+    finally:
+        gc.enable()
+
+
+def _serve(config: SimulationConfig, cost: Any, believed: Any, out: Path) -> int:
     requests = keyed_requests(_rows(), FLAGS.speed)
     results = Results(out, events=FLAGS.events, at_once=False)
-    gc.disable()  # a run makes millions of objects, and no cycles of them
     try:
         run = _simulate(config, cost, believed, requests, results)
     except Stuck as error:
         print(f"mooncake-jax simulate: {error}; what had ended by then is in {out}", file=sys.stderr)
         return EXIT_FAILED
     finally:
-        gc.enable()
         results.close()
     _report(config, run, requests, results)
     return 0

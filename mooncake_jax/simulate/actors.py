@@ -1,7 +1,5 @@
 """The actors of a simulated cluster: those that serve on real ranks (sched/)."""
 
-from mooncake_jax.sched.admission import Admission
-from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
 from mooncake_jax.sched.making import Capacities, make_conductor
@@ -29,8 +27,3 @@ def make_actors(config: SimulationConfig, cost: CostModel) -> dict[str, Actor]:
         **{node: PrefillInstance(node, config.stages) for node in config.prefill_nodes},
         **{node: DecodingInstance(node, limits, step_cost) for node in config.decoding_nodes},
     }
-
-
-def judges_prefilled(conductor: Conductor) -> bool:
-    """Whether its admission asks again when a prefill has ended."""
-    return getattr(type(conductor.scheduler.admission), "on_prefilled", None) is not Admission.on_prefilled
