@@ -117,14 +117,13 @@ class Tier:
         """
         pins, last = self.pins, []
         for key in keys:
-            held = pins.get(key, 0)
-            if held > 1:
+            held = pins.pop(key, 0)
+            if held == 1:
+                last.append(key)
+            elif held:
                 pins[key] = held - 1
-                continue
-            if not held:
+            else:
                 raise ValueError(f"block {key.hex()[:12]} is not pinned")
-            del pins[key]
-            last.append(key)
         self._policy.unpin_all(last)
         for key in [key for key in last if key in self.awaited]:
             self._discard(key)

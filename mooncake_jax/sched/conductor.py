@@ -204,11 +204,10 @@ class Conductor:
     def _deliver_steps(self, steps: StepsDecoded) -> list[Action]:
         """What _deliver() would do for each of their tokens."""
         times, gaps = steps.times, metrics.gaps_of(steps.times)
-        for dispatch in steps.dispatches:
-            if (entry := self._current(dispatch)) is not None:
-                entry.token_times.add(times, gaps)
+        for entry in filter(None, map(self._current, steps.dispatches)):
+            entry.token_times.add(times, gaps)
         self.view.tokens(steps.dispatches, steps.node, times[0], len(times))
-        ended = [entry for dispatch in steps.ended if (entry := self._current(dispatch)) is not None]
+        ended = filter(None, map(self._current, steps.ended))
         return [action for entry in ended for action in self._complete(entry, times[-1])]
 
     def _complete(self, entry: _Open, at: float) -> list[Action]:
