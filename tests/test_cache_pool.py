@@ -142,7 +142,7 @@ def test_a_match_over_many_nodes_is_that_of_each_alone():
     for node in nodes:
         lengths[node] = rng.randrange(41)
         landed(pool, node, keys[: lengths[node]])
-    assert pool.match(keys) == lengths
+    assert pool.match(keys) == lengths == {node: pool.matched(node, keys) for node in nodes}
     pool.drop_node("p7")
     del lengths["p7"]
     assert pool.match(keys[:5]) == {node: min(length, 5) for node, length in lengths.items()}

@@ -110,6 +110,14 @@ class KVCachePool:
             lengths[node] = len(keys)
         return lengths
 
+    def matched(self, node: str, keys: Sequence[bytes]) -> int:
+        """What match() says of this node."""
+        holders, bit = self._holders.get, self._nodes[node].bit
+        for length, key in enumerate(keys):
+            if not holders(key, 0) & bit:
+                return length
+        return len(keys)
+
     def holders(self, key: bytes) -> tuple[str, ...]:
         """The nodes that hold a replica of this block."""
         return tuple(self._nodes_of(self._holders.get(key, 0)))

@@ -7,6 +7,7 @@ reads it, it is pinned and cannot leave. Knows nothing of other tiers and nodes.
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from mooncake_jax.cache.eviction import EvictionPolicy
@@ -17,6 +18,9 @@ class Block(NamedTuple):
 
     key: bytes
     slot: int
+
+
+_block = partial(tuple.__new__, Block)  # as Block._make, in half its time
 
 
 class Tier:
@@ -87,7 +91,7 @@ class Tier:
 
     def blocks(self, keys: Sequence[bytes]) -> tuple[Block, ...]:
         """Of keys that are here."""
-        return tuple(map(Block._make, zip(keys, map(self.slots.__getitem__, keys))))
+        return tuple(map(_block, zip(keys, map(self.slots.__getitem__, keys))))
 
     @property
     def free(self) -> int:

@@ -126,7 +126,7 @@ class Conductor:
         self.dispatched += 1
         number, view = self.dispatched, self.view
         reservation = self.reservations.begin(number, request, decision)
-        matched = view.pool.match(request.block_keys)[decision.prefill]
+        matched = view.pool.matched(decision.prefill, request.block_keys)
         if reservation.replication is not None:
             matched = max(matched, decision.replicate_blocks)
             tokens = len(reservation.replication.target_blocks) * view.block_size

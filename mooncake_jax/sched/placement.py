@@ -19,7 +19,7 @@ def nobody_alive(view: ClusterView) -> Reject | None:
 def dispatch_to(prefill: str, request: RequestView, view: ClusterView, now: float) -> Dispatch:
     """Prefill at this instance, with what it has of the prompt, and decode where the predicted TBT is least."""
     queue = view.prefill[prefill]
-    reused = view.reusable_tokens(view.pool.match(request.block_keys)[prefill], request.prompt_tokens)
+    reused = view.reusable_tokens(view.pool.matched(prefill, request.block_keys), request.prompt_tokens)
     ttft = queue.seconds(now) + queue.pace.factor * view.cost.prefill(request.prompt_tokens, reused)
     decoding, tbt = least_loaded(request, view)
     return Dispatch(prefill, decoding, ttft, tbt)
