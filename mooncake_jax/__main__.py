@@ -15,11 +15,13 @@ COMMANDS = {
     "replay": ("mooncake_jax.commands.replay", "serve prompts or a trace on a cluster of MPI ranks"),
     "verify-replay": ("mooncake_jax.commands.verify_replay", "handle a recorded run's messages again, and compare"),
     "simulate": ("mooncake_jax.commands.simulate", "serve a trace on a cluster in virtual time"),
+    "sweep": ("mooncake_jax.commands.sweep", "simulate many combinations of flags, and find how much each can serve"),
     "models": ("mooncake_jax.commands.models", "list the models known by name, and what each takes"),
     "convert": ("mooncake_jax.commands.convert", "turn a GGUF file or an HF folder into Orbax checkpoints"),
     "plan": ("mooncake_jax.commands.plan_cluster", "what a model costs on a cluster's devices, without its weights"),
     "pool": ("mooncake_jax.commands.pool", "list, count, verify or remove the KVCache blocks that are on SSD"),
     "profile": ("mooncake_jax.commands.profile", "measure this machine's engine and links, and fit a cost model"),
+    "trace": ("mooncake_jax.commands.trace", "stats, get, generate, convert: what is in a trace, and more of them"),
     "hit-rates": ("mooncake_jax.commands.hit_rates", "block hit rates of a trace, by eviction policy and capacity"),
     "fetch-model": ("mooncake_jax.commands.fetch_model", "bring a small model with real weights to this machine"),
 }

@@ -59,8 +59,8 @@ class Progress:
 
 def print_results(outcomes: Iterable[Outcome], summary: dict) -> None:
     """Prints each request's text (or why it has none) on one line, the table of requests, and the summary: that of
-    metrics.summarise, perhaps with "engine", how real engines computed, "prefill_mfu" (sched/mfu.py), and "faults" of
-    the policy and the admission.
+    metrics.summarise, perhaps with "engine", how real engines computed, "prefill_mfu" (sched/mfu.py), "roles" that have
+    changed (sched/elastic.py), and "faults" of the policy and the admission.
 
     Of more than 2 * SHOWN_AT_END requests, the first and last SHOWN_AT_END are shown.
     """
@@ -170,6 +170,9 @@ def _summary_table(summary: dict) -> Table:
         table.add_row("engine", Text(f"{engine['dtype']}; {compiled} shapes warmed up in {_number(seconds, 1)} s"))
     if mfu := summary.get("prefill_mfu"):
         table.add_row("MFU", Text(_mfu(mfu)))
+    if roles := summary.get("roles"):
+        there, back = roles["to_decoding"], roles["to_prefill"]
+        table.add_row("roles", Text(f"{there} x a prefill instance began to decode, {back} x one went back"))
     for fault, count in summary.get("faults", {}).items():
         table.add_row(Text("fault", "red"), Text(_literal(f"{count} x {fault}")))
     table.add_row("SLO", Text(f"TTFT {_limit(slo['ttft_s'])}, TBT {_limit(slo['tbt_s'])}"))

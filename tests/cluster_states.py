@@ -25,6 +25,9 @@ class ExactCost:
     def prefill(self, tokens, prefix):
         return (tokens - prefix) / 64
 
+    def prefill_compute(self, tokens, prefix):
+        return self.prefill(tokens, prefix)
+
     def step(self, batch, context):
         return (1 + batch) / 64 + context / 4096
 

@@ -78,6 +78,17 @@ def test_room_for_a_prompt_is_not_made_of_its_own_blocks():
     pool.check()
 
 
+@pytest.mark.parametrize("keys", [[A, B, A], [C, C], [A, D, D]])
+@pytest.mark.parametrize("slots", [2, 8])
+def test_keys_that_are_no_chain_are_refused_and_nothing_changes(slots, keys):
+    pool = KVCachePool({"p0": slots})
+    landed(pool, "p0", [A, B])
+    with pytest.raises(ValueError, match=f"block {keys[-1].hex()[:12]} comes twice in a prompt"):
+        pool.reserve("p0", keys)
+    assert (pool.match([A, B]), pool.pins(), pool.blocks()) == ({"p0": 2}, 0, {"p0": (2, 0)})
+    pool.check()
+
+
 def test_pinned_blocks_are_never_evicted():
     pool = KVCachePool({"p0": 2})
     held = pool.reserve("p0", [A, B])

@@ -26,7 +26,7 @@ from ssd_blocks import (
 )
 
 from mooncake_jax.cache.ssd import SSDStore, Status
-from mooncake_jax.cache.ssd_folder import disk_bytes, remove_model
+from mooncake_jax.cache.ssd_folder import check_folder, disk_bytes, remove_model
 from mooncake_jax.errors import UsageError
 
 
@@ -95,6 +95,21 @@ def assert_serves_but_takes_nothing(store):
         result = future.result()
         assert result.status == Status.FAILED and ("Read-only" in result.reason or "denied" in result.reason)
     assert_readable(store, 0, 1)
+
+
+def test_folders_are_checked_as_they_will_be_opened_and_none_is_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    check_folder(tmp_path / "new" / "prefill0")
+    for place, told in [(tmp_path / "file" / "prefill0", "Not a directory"), (Path("/proc/prefill0"), "")]:
+        with pytest.raises(UsageError, match=f"{place}: {told}.*; name another folder for the SSD tier"):
+            check_folder(place)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with opened(tmp_path / "prefill0") as store:
+        put(store, 0)
+        with pytest.raises(UsageError, match="in use by process"):
+            check_folder(tmp_path / "prefill0")
+    with read_only(tmp_path / "prefill0"):
+        check_folder(tmp_path / "prefill0")
 
 
 def test_a_read_only_folder_serves_what_it_has(tmp_path):

@@ -178,6 +178,7 @@ def test_folders_that_cannot_be_used_end_with_one_line_and_code_2(prompts, tmp_p
         assert run.code == 2, run.stderr
         assert complaint in run.stderr
         assert len(run.stderr.splitlines()) == 1
+        assert ("starting" in run.stdout) == (complaint == "allow the SSD tier more"), "found before any rank starts"
     held.close()
 
 

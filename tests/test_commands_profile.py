@@ -19,17 +19,19 @@ from mooncake_jax.commands.profile_points import (
     spread,
 )
 from mooncake_jax.model.sources import model_fingerprint
-from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.cost_file import read_cost_file
+from mooncake_jax.sched.cost_padded import PaddedCost
 
 TINY = DATA / "tiny-llama2"
-TRUE = PolynomialCost(
+CHUNK = 512
+TRUE = PaddedCost(
     (0.02, 1.5e-3, 2e-7),
     (0.03, 2e-3, 1e-6),
     (1e-4, 2e-10),
     prefix_coefficients=(0.05, 2e-5),
     flow_coefficients=(3e-5, 1e-10),
     load_coefficients=(1e-3, 1e-10),
+    chunk=CHUNK,
 )
 
 
@@ -71,7 +73,7 @@ def points(longest=2048, max_batch=16, bytes_per_token=1000):
 
 @pytest.mark.parametrize(("longest", "max_batch"), [(2048, 16), (64, 4), (8192, 64)])
 def test_what_is_measured_determines_every_coefficient(longest, max_batch):
-    cost, fits = fit_and_judge(points(longest, max_batch))
+    cost, fits = fit_and_judge(points(longest, max_batch), CHUNK)
     for part, measured in points(longest, max_batch).items():
         for *arguments, seconds in measured:
             assert predictor(cost, part)(*arguments) == pytest.approx(seconds, rel=1e-4)
@@ -83,14 +85,14 @@ def test_errors_are_those_of_points_held_out():
     measured = points()
     *arguments, seconds = measured[PREFILL][1]
     measured[PREFILL][1] = (*arguments, 2 * seconds)  # held out: the fit does not see it
-    cost, fits = fit_and_judge(measured)
+    cost, fits = fit_and_judge(measured, CHUNK)
     assert cost.prefill(2048, 0) == pytest.approx(TRUE.prefill(2048, 0), rel=1e-4)
     assert fits[PREFILL].worst == pytest.approx(0.5, rel=1e-3)
     assert fits[PREFILL].p50 < 1e-4 < fits[PREFILL].p95
 
 
 def test_loads_lost_in_the_noise_leave_the_rest():
-    cost, fits = fit_and_judge(points() | {LOAD: []})
+    cost, fits = fit_and_judge(points() | {LOAD: []}, CHUNK)
     assert cost.load(1000) == 0.0 and LOAD not in fits
 
 

@@ -1,5 +1,6 @@
 """mooncake-jax verify-replay: no action differs on a real run, whatever is changed shows, and bad input is told."""
 
+import dataclasses
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 from cluster_run import TINY, prompt, replay, write_prompts
+from test_sched_cost_file import COSTS
 from virtual_cluster import BLOCK, BYTES_PER_TOKEN, COST, VirtualCluster, make_request
 
 from mooncake_jax.__main__ import run as command
@@ -40,12 +42,16 @@ CONFIG = ClusterConfig(
     kvcache_balancing_threshold=math.inf,
     admission="slo",
     decoding_time_s=None,
+    cost=None,
     seed=0,
     request_timeout=600.0,
     ttft_slo=2.0,
     tbt_slo=math.inf,
     peak_tflops=None,
     prefill_mfu_floor=None,
+    elastic_roles=False,
+    elastic_after_s=30.0,
+    inline_prefill=False,
 )
 SETTINGS = ActorSettings(
     CONFIG,
@@ -72,6 +78,26 @@ def recorded(tmp_path):
 
 def test_settings_survive_json(recorded):
     assert load_settings(recorded) == SETTINGS
+
+
+@pytest.mark.parametrize("kind", COSTS)
+def test_a_given_cost_model_survives_json_and_is_believed_by_all(tmp_path, kind):
+    cost = COSTS[kind]
+    given = dataclasses.replace(SETTINGS, cost=cost, steps={})
+    (tmp_path / "summary.json").write_text(json.dumps({"settings": given.to_json()}))
+    loaded = load_settings(tmp_path)
+    assert loaded == given
+    actors = loaded.actors()
+    assert actors["conductor"].view.cost == actors["decode0"].cost == cost
+
+
+def test_a_cost_model_that_lacks_a_field_is_told(recorded, capsys):
+    summary = json.loads((recorded / "summary.json").read_text())
+    del summary["settings"]["cost"]["step_coefficients"]
+    (recorded / "summary.json").write_text(json.dumps(summary))
+    assert command(["verify-replay", str(recorded)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "its settings are not this version's (UsageError: cost: lacks 'step_coefficients'" in line
 
 
 def test_the_same_actions_are_exit_code_0(recorded, capsys):

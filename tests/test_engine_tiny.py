@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import ml_dtypes
@@ -249,6 +250,24 @@ def test_logits_that_are_no_numbers_end_in_no_token(tiny2, prefills, prompt):
     assert engine.step() == {1: NO_TOKEN}
 
 
+def test_kv_moves_to_the_device_on_another_thread_while_others_decode(tiny2, plain, prefills, prompt):
+    engine = DecodingEngine(tiny2, max_batch=2, page_size=16, num_pages=16)
+    first, kv = prefill(prefills[16], tiny2, prompt)
+    engine.join(1, kv, first.token, 100)
+    memory = kv.copy()
+    with ThreadPoolExecutor(1) as thread:
+        moving = thread.submit(engine.stage, memory)
+        tokens = [engine.step()[1] for _ in range(5)]
+        staged = moving.result()
+    memory[:] = np.nan  # it may be used again
+    with pytest.raises(ValueError, match="request 1 is in the batch already"):
+        engine.join(1, staged, first.token, 100)
+    engine.join(2, staged, first.token, 60)
+    tokens += [engine.step()[1] for _ in range(5)]
+    wanted = plain.greedy(prompt, 11)[1:]
+    assert tokens == wanted and [engine.step([2])[2] for _ in range(5)] == wanted[5:]
+
+
 def test_kv_that_is_no_number_harms_nobody_who_gets_its_pages(tiny2, plain, prefills, prompt):
     engine = DecodingEngine(tiny2, max_batch=2, page_size=16, num_pages=8)
     first, kv = prefill(prefills[16], tiny2, prompt)
@@ -328,8 +347,8 @@ def test_decoding_refuses_and_the_others_go_on(tiny2, plain, prefills, prompt):
     for request, arguments, error, complaint in (
         (2, (kv, 0, 65), CapacityError, "request 2: 65 tokens need 5 pages, 3 are free"),
         (1, (kv, 0, 41), ValueError, "request 1 is in the batch already"),
-        (2, (kv[:3], 0, 41), ValueError, "request 2: kv is float32"),
-        (2, (kv.astype(np.float16), 0, 41), ValueError, "request 2: kv is float16"),
+        (2, (kv[:3], 0, 41), ValueError, "kv is float32"),
+        (2, (kv.astype(np.float16), 0, 41), ValueError, "kv is float16"),
         (2, (kv, 0, 40), ValueError, "request 2: max_context_tokens is 40"),
         (2, (kv, 0, 2049), ValueError, "request 2: max_context_tokens is 2049"),
         (2, (kv, 320, 41), ValueError, "request 2: first_token is 320"),

@@ -20,7 +20,11 @@ def storing(monkeypatch):
 
 
 def run(*arguments):
-    command = [sys.executable, str(FOLDER / "arxiv_fig07.py"), f"--model={DATA / 'tiny-llama2'}", *arguments]
+    return run_script("arxiv_fig07.py", f"--model={DATA / 'tiny-llama2'}", *arguments)
+
+
+def run_script(name, *arguments):
+    command = [sys.executable, str(FOLDER / name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -77,4 +81,19 @@ def test_bad_flags_end_with_one_line(tmp_path, flag, complaint):
     done = run("--lengths=64", f"--out={tmp_path}", flag)
     assert done.returncode == 2
     assert done.stderr.startswith("experiments/arxiv_fig07.py: ") and complaint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        ("--load=1", "--load=1.0: it must be above 0 and below 1"),
+        ("--cost=nowhere.json", "nowhere.json: No such file or directory"),
+        ("extra", "'extra' is no flag"),
+    ],
+)
+def test_sim_vs_real_refuses_bad_flags_with_one_line(tmp_path, flag, complaint):
+    done = run_script("sim_vs_real.py", f"--out={tmp_path}", flag)
+    assert done.returncode == 2
+    assert done.stderr.startswith("experiments/sim_vs_real.py: ") and complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -95,13 +95,15 @@ def test_summary(capsys):
     ("floor", "met", "shown"), [(None, None, ""), (0.25, True, ", keeps the floor of 25.0%"),
                                 (0.5, False, ", BELOW the floor of 50.0%")]
 )  # fmt: skip
-def test_the_pools_mfu_and_faults_are_shown(capsys, floor, met, shown):
+def test_the_pools_mfu_changed_roles_and_faults_are_shown(capsys, floor, met, shown):
     mfu = {"pool": 0.3, "peak_flops": {"prefill0": 1e12, "prefill1": 2.5e11}, "floor": floor, "floor_met": met}
     summary = summarise([], SLO(), 2.0) | {"prefill_mfu": mfu, "faults": {"policy x:Y raised [b]": 3}}
+    summary["roles"] = {"to_decoding": 2, "to_prefill": 1}
     report.print_results([], summary)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert f"MFU       30.0% of the prefill pool's 1.25 TFLOPS{shown}" in lines
     assert "fault     3 x policy x:Y raised [b]" in lines
+    assert "roles     2 x a prefill instance began to decode, 1 x one went back" in lines
 
 
 def test_nothing_to_report(capsys):

@@ -149,7 +149,7 @@ def test_stop_ids_end_a_request_unless_it_ignores_them():
 
 
 def lose(node, at, requests, **options):
-    actors = make_actors(prefill=2, decode=2, **options)
+    actors = make_actors(**{"prefill": 2, "decode": 2} | options)
     cluster = VirtualCluster(actors, requests)
     cluster.push(at, CONDUCTOR, NodeLost(node))
     plain_next = cluster.next_event
@@ -213,12 +213,15 @@ def test_requests_decoding_on_a_lost_instance_fail_and_the_others_go_on():
     assert {o.status for o in outcomes.values()} == {COMPLETED, FAILED}
 
 
-def test_without_instances_requests_are_rejected():
-    actors = make_actors(decode=1)
-    cluster = VirtualCluster(actors, [make_request("a", ids(0, 40), arrival=1.0)])
-    cluster.push(0.5, CONDUCTOR, NodeLost("decode0"))
-    serve(actors, cluster)
-    assert cluster.outcomes["a"].reason == "no decoding instance is alive"
+@pytest.mark.parametrize(("node", "kind"), [("prefill0", "prefill"), ("decode0", "decoding")])
+def test_without_instances_requests_fail(node, kind):
+    """Those that were under way, and those that arrive later."""
+    requests = [make_request(i, ids(i, 400), arrival=0.2 * i) for i in range(10)]
+    outcomes = lose(node, 0.9, requests, prefill=1, decode=1)
+    assert len(outcomes) == 10
+    assert {o.status for o in outcomes.values()} == {COMPLETED, FAILED}
+    assert {o.reason for o in outcomes.values() if o.status == FAILED} >= {f"no {kind} instance is alive"}
+    assert {o.status for name, o in outcomes.items() if int(name) >= 5} == {FAILED}
 
 
 def test_an_interrupt_ends_all_open_requests():

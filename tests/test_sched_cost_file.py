@@ -16,10 +16,12 @@ from mooncake_jax.sched.cost_file import (
     resolve_cost,
     write_cost_file,
 )
+from mooncake_jax.sched.cost_padded import PaddedCost
 from mooncake_jax.sched.profiles import A800_LLAMA2_70B, PROFILES
 
 RANGE = CostRange(tokens=(16, 2048), batch=(1, 16), context=(16, 16384), nbytes=(1, 1 << 26), flows=(1, 4))
-COSTS = {"polynomial": TRUE, "table": table(), "roofline": A800_LLAMA2_70B}
+PADDED = PaddedCost((0.02, 1.5e-3, 2e-7), (0.03, 2e-3, 1e-6), (1e-4, 2e-10), chunk=512)
+COSTS = {"polynomial": TRUE, "padded": PADDED, "table": table(), "roofline": A800_LLAMA2_70B}
 OURS, OTHERS = bytes(range(32)), bytes(32)
 MISSING = object()
 
@@ -59,6 +61,14 @@ def test_what_was_written_is_read(tmp_path, kind):
     assert json.loads(path.read_text())["kind"] == kind
 
 
+def test_busy_cores_are_kept_where_they_are_known(tmp_path):
+    path = tmp_path / "cost.json"
+    write_cost_file(path, CostFile("some-model", OURS, RANGE, TRUE, (1.5, 0.5)))
+    assert read_cost_file(path, "some-model", OURS).busy_cores == (1.5, 0.5)
+    for wrong, told in (([1.5], "a list of 2 numbers"), ([0, 1], "both must be above 0"), ("x", "a list of 2 numbers")):
+        assert told in complaint(changed(path, "polynomial", wrong, "busy_cores"))
+
+
 def test_predictions_survive_the_file_bit_for_bit(tmp_path):
     for kind, cost in COSTS.items():
         read = read_cost_file(write(tmp_path / kind, cost), "some-model", OURS).cost
@@ -82,7 +92,7 @@ def test_every_field_must_be_there(tmp_path, kind):
 @pytest.mark.parametrize(
     ("kind", "value", "where", "told"),
     [
-        ("polynomial", "cubic", ("kind",), "FILE: kind is 'cubic'; use one of polynomial, table, roofline"),
+        ("polynomial", "cubic", ("kind",), "FILE: kind is 'cubic'; use one of polynomial, padded, table, roofline"),
         ("polynomial", ["x"], ("kind",), "FILE: kind is ['x']; use one of"),
         ("polynomial", {"time": "ms"}, ("units",), "FILE: units are {'time': 'ms'}; convert the numbers to"),
         ("polynomial", 3, ("model",), "FILE: model is 3; it must be a text"),

@@ -308,3 +308,12 @@ def test_the_same_actions_in_every_process():
     assert [name for name, *_ in lines] == [*POLICIES, *ADMISSIONS]
     assert len({digest for _, digest, _ in lines}) >= 9, "they decide differently"
     assert all(int(rejected) > 0 for name, _, rejected in lines if name != "none"), printed[0]
+
+
+@pytest.mark.parametrize(("lost", "kind"), [("prefill0", "prefill"), ("decode0", "decoding")])
+def test_without_instances_the_request_fails_and_no_policy_is_to_blame(lost, kind):
+    view = view_of([0])
+    view.lost(lost)
+    scheduler = Scheduler(Wrong(raises), NoAdmission())
+    assert scheduler.dispatch(request(), view, NOW) == Fault(f"no {kind} instance is alive")
+    assert not scheduler.faults

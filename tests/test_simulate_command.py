@@ -1,6 +1,9 @@
 """mooncake-jax simulate: its files, what it prints, and what it refuses."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,11 +62,79 @@ def test_events_are_written_where_they_are_asked_for(trace, tmp_path):
     assert sum(event["message"]["type"] == "Arrived" for event in events) == 3
 
 
+def test_what_a_policy_does_wrong_is_told_and_fails_the_run(trace, tmp_path, monkeypatch):
+    (tmp_path / "own_simulated.py").write_text(
+        "class Raises:\n    def choose(self, request, view, now): raise KeyError\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = tmp_path / "out"
+    assert run(["simulate", f"--trace={trace}", "--policy=own_simulated:Raises", f"--out={out}"]) == 1
+    assert {row["status"] for row in rows(out)} == {"failed"}
+    faults = json.loads((out / "summary.json").read_text())["faults"]
+    assert faults == {"policy own_simulated:Raises raised KeyError:": 30}
+
+
 def test_speed_brings_requests_nearer_to_one_another(trace, tmp_path):
     for speed in (1, 4):
         assert run(["simulate", f"--trace={trace}", f"--speed={speed}", f"--out={tmp_path / str(speed)}"]) == 0
     arrivals = {speed: sorted(row["arrival_s"] for row in rows(tmp_path / str(speed))) for speed in (1, 4)}
     assert arrivals[4] == pytest.approx([arrival / 4 for arrival in arrivals[1]])
+
+
+def test_a_recorded_run_is_the_same_again(trace, tmp_path, capsys):
+    out = tmp_path / "out"
+    flags = ["--ssd_mib=1000000", "--dram_mib=4000", "--admission=early-predicted", "--tbt_slo=0.05", "--without=ssd"]
+    assert run(["simulate", f"--trace={trace}", "--events", *flags, f"--out={out}"]) == 0
+    capsys.readouterr()
+    assert run(["verify-replay", str(out)]) == 0
+    events = len((out / "events.jsonl").read_text().splitlines())
+    assert f"{events} events of 17 actors handled again, 0 with other actions" in capsys.readouterr().out
+    summary = json.loads((out / "summary.json").read_text())
+    summary["settings"]["config"]["tbt_slo"] = 1e-9
+    (out / "summary.json").write_text(json.dumps(summary))
+    assert run(["verify-replay", str(out)]) == 1
+    summary["settings"]["believed_cost"] = "gone.json"
+    (out / "summary.json").write_text(json.dumps(summary))
+    assert run(["verify-replay", str(out)]) == 2
+    assert "cost 'gone.json' is neither a file nor one of" in capsys.readouterr().err
+
+
+def test_requests_beyond_a_nodes_memory_are_rejected_with_that_reason_and_the_rest_runs(trace, tmp_path):
+    out = tmp_path / "out"
+    assert run(["simulate", f"--trace={trace}", "--device_kv_tokens=2048", "--dram_mib=200", f"--out={out}"]) == 0
+    rejected = {row["reason"] for row in rows(out) if row["status"] == "rejected"}
+    assert rejected == {
+        f"its {tokens} tokens of KVCache exceed the 2048 that a decoding instance holds" for tokens in (2168, 3192)
+    }
+    assert sum(row["status"] == "completed" for row in rows(out)) == 10
+
+
+def test_an_empty_trace_is_one_line(tmp_path, capsys):
+    (tmp_path / "trace.jsonl").touch()
+    assert run(["simulate", f"--trace={tmp_path / 'trace.jsonl'}", f"--out={tmp_path / 'out'}"]) == 2
+    assert "trace.jsonl: the file is empty; it must hold one JSON object a line" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_jax_and_mpi_are_not_needed():
+    script = (
+        "import sys, mooncake_jax.commands.simulate, mooncake_jax.commands.sweep\n"
+        "assert not {'jax', 'flax', 'mpi4py', 'scipy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_python_and_hash_seed_gives_the_same_bytes(trace, tmp_path):
+    """Of this Python alone; `scripts/same_bytes.sh` takes as many as there are."""
+    script = Path(__file__).parent.parent / "scripts" / "same_bytes.sh"
+    flags = [f"--trace={trace}", "--policy=random", "--seed=3"]
+    done = subprocess.run(["bash", script, sys.executable, "--", *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2 runs, 1 content"
+    other = ["bash", script, sys.executable, "--", f"--trace={tmp_path / 'gone.jsonl'}"]
+    failed = subprocess.run(other, capture_output=True, text=True, check=False)
+    assert failed.returncode == 2 and "gone.jsonl: cannot be read" in failed.stderr
 
 
 def test_large_hash_ids_are_kept_apart(tmp_path):
@@ -96,6 +167,16 @@ def test_a_block_twice_in_a_prompt_is_refused(tmp_path, capsys):
         (["--dram_mib=1"], "--dram_mib=1 does not hold one block, 160.0 MiB"),
         (["--device_kv_tokens=100"], "--device_kv_tokens=100"),
         (["--policy=best"], "--policy=best"),
+        (["--coupled=-1"], "--coupled=-1: it must be at least 0"),
+        (["--coupled=2", "--prefill=2"], "--prefill=2: --coupled=2 instances have no such part; leave it out"),
+        (["--coupled=2", "--decode=8"], "--decode=8: --coupled=2"),
+        (["--coupled=2", "--policy=kvcache-centric"], "--policy=kvcache-centric: coupled instances share no KVCache"),
+        (["--coupled_mode=plain"], "--coupled_mode=plain: it is for --coupled=N; leave it out"),
+        (["--coupled=2", "--token_budget=0"], "--token_budget=0: it must be at least 1"),
+        (["--drop_over=0"], "--drop_over=0: it must be at least 1"),
+        (["--cores=0"], "--cores=0.0: it must be above 0"),
+        (["--cores=2"], "--cores=2 needs --cost=FILE of `mooncake-jax profile`, not micro"),
+        (["--cores=2", "--prefill=1x2"], "--cores=2 is for prefill instances of one stage"),
         (["extra"], "'extra' is no flag"),
     ],
 )
@@ -109,3 +190,25 @@ def test_bad_input_is_one_line(trace, tmp_path, capsys, flags, problem):
 def test_a_trace_is_needed(capsys):
     assert run(["simulate"]) == 2
     assert "--trace is missing" in capsys.readouterr().err
+
+
+def test_coupled_instances_by_their_flags(trace, tmp_path):
+    for mode in ("plain", "prefix_cache"):
+        out = tmp_path / mode
+        flags = [
+            f"--trace={trace}",
+            "--coupled=2",
+            f"--coupled_mode={mode}",
+            "--cost=vllm",
+            "--drop_over=3000",
+            "--events",
+        ]
+        assert run(["simulate", *flags, f"--out={out}"]) == 0
+        summary = json.loads((out / "summary.json").read_text())
+        config = summary["settings"]["config"]
+        assert (config["coupled"], config["policy"], config["coupled_mode"]) == (2, "load-balancing", mode)
+        assert summary["requests"]["completed"] == 20
+        assert summary["reasons"]["rejected"] == {"the prompt has more than 3000 tokens": 10}
+        assert summary["hardware"]["prefill_compute_s_mean"] > 0
+        assert (summary["reuse_share"] > 0) == (mode == "prefix_cache")
+        assert run(["verify-replay", str(out)]) == 0

@@ -1,9 +1,11 @@
 """Many decoding steps told at once against one event a step: the same decisions, the same times to the bit."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import COST, by_id, make_config, random_requests
+from simulated import COST, by_id, make_config, make_request, random_requests
 
 from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.cost_table import TableCost
@@ -45,6 +47,33 @@ def test_skipping_changes_nothing(seed, count, rate, admission, decode, max_batc
     )
     skipping, single = both(config, COST, random_requests(seed, count, rate))
     assert by_id(skipping) == by_id(single)
+    assert skipping.hardware["decoding_steps"] == single.hardware["decoding_steps"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    seconds=st.sampled_from([1.0, 4.0]),
+    admission=st.sampled_from(ADMISSIONS),
+    decode=st.integers(1, 3),
+    max_batch=st.integers(1, 6),
+    tbt_slo=st.sampled_from([0.04, 0.1, 0.25, 1.0, float("inf")]),
+    timeout=st.sampled_from([float("inf"), 1.0]),
+    decision_s=st.sampled_from([0.0, 0.05]),
+)
+def test_skipping_changes_nothing_where_prefills_are_inlined(seed, seconds, **options):
+    rng = random.Random(seed)
+    arrivals = sorted(rng.uniform(0, seconds) for _ in range(50))
+    requests = [
+        make_request(n, rng.choice([3, 20, 60, 150, 300]), at, rng.randint(1, 30)) for n, at in enumerate(arrivals)
+    ]
+    timeout = options.pop("timeout")
+    config = make_config(
+        inline_prefill=True, prefill_chunk=200, ttft_slo=2.0, request_timeout=timeout, ssd=30, **options
+    )
+    skipping, single = both(config, COST, requests)
+    assert by_id(skipping) == by_id(single)
+    assert skipping.inlined_prefills == single.inlined_prefills
     assert skipping.hardware["decoding_steps"] == single.hardware["decoding_steps"]
 
 

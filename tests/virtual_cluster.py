@@ -12,6 +12,7 @@ from mooncake_jax.sched.actions import (
     AbandonCopy,
     DropKVCache,
     FetchBlocks,
+    InlinePrefill,
     Later,
     LoadKVCache,
     PromoteBlocks,
@@ -37,6 +38,7 @@ from mooncake_jax.sched.messages import (
     KVCacheReceived,
     PrefillDone,
     PrefillFailed,
+    PrefillInlined,
     PrefillStarted,
     SSDReported,
     StepDone,
@@ -147,6 +149,12 @@ class VirtualCluster:
                 self.push(now + 0.001, node, KVCacheLoaded(dispatch))
             case RunStep(batch):
                 self.push(now + COST.step(len(batch), 0), node, StepDone(tuple((d, 7) for d in batch), 0.0))
+            case InlinePrefill(dispatch, request):
+                self.held.setdefault(node, {})[dispatch] = request
+                seconds = COST.prefill_compute(request.prompt_tokens, 0)
+                failed = PrefillFailed(dispatch, node, "made to fail")
+                done = failed if request.id in self.failing else PrefillInlined(dispatch, seconds, 5)
+                self.push(now + seconds, node, done)
             case DropKVCache(dispatch):
                 self.held.get(node, {}).pop(dispatch, None)
             case _:

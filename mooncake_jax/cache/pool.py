@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import compress
 
 from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cache.restoring import order_of_return
@@ -38,6 +39,7 @@ class Cause(StrEnum):
 
 
 TIERS = DRAM, SSD = "dram", "ssd"
+_BITS = bytes.maketrans(b"01", b"\0\1")  # what bin() writes, as truth values
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +97,28 @@ class KVCachePool:
     def match(self, keys: Sequence[bytes]) -> dict[str, int]:
         """Number of leading blocks found on each node, in either tier. Changes nothing.
 
-        Costs a lookup a block, for all nodes at once, and a little for each node that holds any.
+        Costs a lookup a block, for all nodes at once, and a little for each node that holds any; matched() is for one.
         """
         lengths, alive = self._none.copy(), self._everyone
         for length, key in enumerate(keys):
             holders = self._holders.get(key, 0)
             if left := alive & ~holders:
-                for node in self._nodes_of(left) if length else ():
-                    lengths[node] = length
+                if length:
+                    lengths.update(dict.fromkeys(self._nodes_of(left), length))
                 alive &= holders
                 if not alive:
                     return lengths
-        for node in self._nodes_of(alive):
-            lengths[node] = len(keys)
+        lengths.update(dict.fromkeys(self._nodes_of(alive), len(keys)))
         return lengths
 
-    def matched(self, node: str, keys: Sequence[bytes]) -> int:
-        """What match() says of this node."""
-        holders, bit = self._holders.get, self._nodes[node].bit
-        for length, key in enumerate(keys):
-            if not holders(key, 0) & bit:
-                return length
-        return len(keys)
+    def matched(self, node: str, keys: Iterable[bytes]) -> int:
+        """Number of leading blocks found on one node, as match() says. Changes nothing."""
+        holders, bit, count = self._holders, self._nodes[node].bit, 0
+        for key in keys:
+            if not holders.get(key, 0) & bit:
+                break
+            count += 1
+        return count
 
     def holders(self, key: bytes) -> tuple[str, ...]:
         """The nodes that hold a replica of this block."""
@@ -132,10 +134,8 @@ class KVCachePool:
         return count
 
     def _nodes_of(self, mask: int) -> Iterator[str]:
-        while mask:
-            lowest = mask & -mask
-            yield self._names[lowest.bit_length() - 1]
-            mask ^= lowest
+        """Those whose bit is set. Without a loop of Python's: there may be a thousand."""
+        return compress(self._names, bin(mask)[:1:-1].encode().translate(_BITS))
 
     # --- in DRAM
 
@@ -143,6 +143,7 @@ class KVCachePool:
         """Pin the blocks of a prompt in a node's DRAM, those there and those to be written.
 
         Returns as many leading blocks as fit: a block without its parent would never be found. Undo with release().
+        Raises ValueError, with nothing changed, if a key comes twice, which chained ones never do.
         """
         tiers = self._nodes[node]
         fitting, evicted = tiers.dram.reserve(keys)

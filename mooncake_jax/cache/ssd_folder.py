@@ -6,6 +6,7 @@ Knows what belongs to the tier and what does not, and how much space it takes; n
 import fcntl
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,18 @@ from mooncake_jax.errors import UsageError
 
 LOCK_NAME = "mooncake-ssd.lock"
 _SLOT = re.compile(r"c\.\d+\.0\.0")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UsageError if no tier can be kept here, as FolderLock would. Makes no folder."""
+    try:
+        if not (folder / LOCK_NAME).exists():
+            there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+            tempfile.TemporaryDirectory(dir=there).cleanup()  # asking for permissions is not enough: root has them all
+            return
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    FolderLock(folder).close()
 
 
 class FolderLock:
@@ -27,7 +40,7 @@ class FolderLock:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = _open_lock(path)
         except OSError as error:
-            raise UsageError(f"{folder}: {error.strerror}; name another folder for the SSD tier") from None
+            raise _unusable(folder, error) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -41,6 +54,10 @@ class FolderLock:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _unusable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"{folder}: {error.strerror}; name another folder for the SSD tier")
 
 
 def _open_lock(path: Path) -> int:

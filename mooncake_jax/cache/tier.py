@@ -41,11 +41,14 @@ class Tier:
         return key in self.slots and key not in self.awaited
 
     def reserve(self, keys: Sequence[bytes]) -> tuple[int, list[bytes]]:
-        """Pin a prompt's leading blocks, those here and those to come, and tell the policy of their use. No key may
-        come twice, which chained ones never do.
+        """Pin a prompt's leading blocks, those here and those to come, and tell the policy of their use.
 
-        Returns how many leading ones found room, and which blocks were evicted for them.
+        Returns how many leading ones found room, and which blocks were evicted for them. Raises ValueError, with
+        nothing changed, if a key comes twice: it stands for all blocks up to its own, so such keys are no prompt's.
         """
+        if len(set(keys)) < len(keys):
+            twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+            raise ValueError(f"block {twice.hex()[:12]} comes twice in a prompt; its keys must be chained")
         there = [key for key in keys if key in self.slots]
         self.pin(there)  # before room is made, which must not cost the prompt blocks of its own
         if len(there) == len(keys):

@@ -32,7 +32,8 @@ from mooncake_jax.errors import UsageError
 from mooncake_jax.request import FAILED, Outcome, Request
 from mooncake_jax.sched.actions import Action, Report
 from mooncake_jax.sched.conductor import Conductor
-from mooncake_jax.sched.cost import PolynomialCost
+from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.cost_padded import PaddedCost, padded_prefills, padded_steps
 from mooncake_jax.sched.fitting import fit_prefill, fit_step, fit_transfer
 from mooncake_jax.sched.messages import (
     Arrived,
@@ -85,11 +86,15 @@ class ConductorRank(Rank):
 
     # --- setting up
 
-    def set_up(self, config: ClusterConfig, longest_prompt: int, say: Callable[[str], None]) -> dict[str, Ready]:
-        """Make every rank an instance and wait until all are ready. Raises UsageError, Interruption or SetupError."""
+    def set_up(
+        self, config: ClusterConfig, cost: CostModel | None, longest_prompt: int, say: Callable[[str], None]
+    ) -> dict[str, Ready]:
+        """Make every rank an instance and wait until all are ready. cost: None to have it measured. Raises UsageError,
+        Interruption or SetupError.
+        """
         self.nodes = config.nodes
         for node in self.nodes[1:]:
-            self.send(node, Setup(config, longest_prompt, platform.node()))
+            self.send(node, Setup(config, cost, longest_prompt, platform.node()))
         if config.lends_dram:
             self.messenger.lend(0, SETUP_DEADLINE_S)  # all ranks make the window
         ready: dict[str, Ready] = {}
@@ -241,12 +246,13 @@ class ConductorRank(Rank):
                     return
 
 
-def fit_cost(measured: Sequence[Measured]) -> PolynomialCost:
-    """Costs as the instances have just measured them."""
-    return PolynomialCost(
-        fit_prefill([point for m in measured for point in m.prefill]),
-        fit_step([point for m in measured for point in m.step]),
+def fit_cost(measured: Sequence[Measured], chunk: int) -> PaddedCost:
+    """Costs as the instances have just measured them. chunk: the most tokens that a prefill computes at once."""
+    return PaddedCost(
+        fit_prefill(padded_prefills([point for m in measured for point in m.prefill], chunk)),
+        fit_step(padded_steps([point for m in measured for point in m.step])),
         fit_transfer([point for m in measured for point in m.transfer]),
+        chunk=chunk,
     )
 
 

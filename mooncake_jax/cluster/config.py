@@ -17,10 +17,14 @@ class ClusterConfig:
     the pool leaves first (cache/eviction.py); ssd_dir: where each stage keeps its SSD tier, in a folder of its name,
     None for none; ssd_mib: MiB that it may take there; device_kv_tokens: tokens of KVCache that a decoding instance
     holds in device memory; policy, admission: their names (sched/plugins.py); decoding_time_s: t_d of an admission that
-    predicts with it, None to learn it; seed: of a policy that draws; request_timeout in seconds from arrival;
-    link_gbps: the modelled rate of what an instance's rank sends, None for as fast as it goes; transport: how KVCache
-    leaves the devices (cache/transport.py); peak_tflops: of each prefill device, in 1e12 FLOPs a second, None to
-    measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound.
+    predicts with it, None to learn it; cost: name or file of the cost model that Conductor believes
+    (sched/cost_file.py), None to have it measured; seed: of a policy that draws; request_timeout in seconds from
+    arrival; link_gbps: the modelled rate of what an instance's rank sends, None for as fast as it goes; transport: how
+    KVCache leaves the devices (cache/transport.py); peak_tflops: of each prefill device, in 1e12 FLOPs a second, None
+    to measure it; prefill_mfu_floor: the least MFU that the prefill pool is to reach (sched/mfu.py), None for no bound;
+    elastic_roles: whether prefill instances decode while decoding is short of instances (sched/elastic.py), once that
+    has lasted for elastic_after_s seconds; inline_prefill: whether decoding instances compute prompts that need no
+    chunk (sched/inline.py).
     """
 
     model: str
@@ -44,12 +48,16 @@ class ClusterConfig:
     kvcache_balancing_threshold: float
     admission: str
     decoding_time_s: float | None
+    cost: str | None
     seed: int
     request_timeout: float
     ttft_slo: float
     tbt_slo: float
     peak_tflops: float | None
     prefill_mfu_floor: float | None
+    elastic_roles: bool
+    elastic_after_s: float
+    inline_prefill: bool
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -64,6 +72,11 @@ class ClusterConfig:
     @property
     def decoding_nodes(self) -> tuple[str, ...]:
         return tuple(f"decode{i}" for i in range(self.decode))
+
+    @property
+    def may_decode(self) -> tuple[str, ...]:
+        """All instances that can be asked to."""
+        return self.decoding_nodes + (self.prefill_nodes if self.elastic_roles else ())
 
     def stage_nodes(self, instance: str) -> tuple[str, ...]:
         """The ranks of a prefill instance; the first one speaks for it."""

@@ -9,6 +9,7 @@ from mooncake_jax.cache.pool import Block
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.request import Request, TokenLogprobs
 from mooncake_jax.sched.actions import RunPrefill
+from mooncake_jax.sched.cost import CostModel
 
 # --- setting up and stopping
 
@@ -17,18 +18,19 @@ from mooncake_jax.sched.actions import RunPrefill
 class Setup:
     """From rank 0 to every instance: become this.
 
-    longest_prompt: tokens of the longest that will come, to compile for; host: rank 0's machine, whose clock is the
-    common one.
+    cost: what Conductor believes of the hardware; None: to be measured. longest_prompt: tokens of the longest that will
+    come, to compile for; host: rank 0's machine, whose clock is the common one.
     """
 
     config: ClusterConfig
+    cost: CostModel | None
     longest_prompt: int
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Costs measured by an instance as it starts; empty where it does not do that kind of work."""
+    """Costs measured by an instance as it starts; empty where it does not do that kind of work, or costs are given."""
 
     prefill: tuple[tuple[int, int, float], ...] = ()  # (tokens, prefix, seconds)
     step: tuple[tuple[int, int, float], ...] = ()  # (batch, total context, seconds)
@@ -46,7 +48,7 @@ class Ready:
     ssd_stored: tuple[tuple[bytes, bytes | None], ...]  # (key, parent's key) of those there, the least recent first
     ssd_foreign: int  # bytes that other models' blocks take of its SSD
     measured: Measured
-    step: tuple[float, float, float] | None  # a decoding instance's step_coefficients, fitted to what it measured
+    step: tuple[float, float, float] | None  # step_coefficients of one that may decode, if it has measured itself
     compiled: int  # shapes its engine has compiled, or found compiled on disk
     warm_up_s: float  # what that took
 

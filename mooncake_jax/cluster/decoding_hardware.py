@@ -1,5 +1,8 @@
 """The hardware of a decoding instance: host memory that KVCache streams into, and the decoding engine (report 3,
-steps 3 and 4).
+steps 3 and 4). Where prefills are inlined it has a prefill engine as well, on the same weights (report 5).
+
+KVCache moves to the device on a thread of its own while others decode; only that it is written into their pages holds
+up a step.
 """
 
 import threading
@@ -15,9 +18,20 @@ from mooncake_jax.cache.store import BlockLayout
 from mooncake_jax.cluster.control import KVCacheSent, KVPiece
 from mooncake_jax.model.sampling import NO_TOKEN, NOT_FINITE
 from mooncake_jax.model.stopping import StopStrings
-from mooncake_jax.parallel.decoding import DecodingEngine
-from mooncake_jax.sched.actions import Action, DropKVCache, LoadKVCache, RunStep
-from mooncake_jax.sched.messages import DecodingFailed, KVCacheLoaded, KVCacheReceived, Message, StepDone, StepFailed
+from mooncake_jax.parallel.decoding import DecodingEngine, StagedKV
+from mooncake_jax.parallel.prefill import PrefillEngine
+from mooncake_jax.request import Request
+from mooncake_jax.sched.actions import Action, DropKVCache, InlinePrefill, LoadKVCache, RunStep
+from mooncake_jax.sched.messages import (
+    DecodingFailed,
+    KVCacheLoaded,
+    KVCacheReceived,
+    Message,
+    PrefillFailed,
+    PrefillInlined,
+    StepDone,
+    StepFailed,
+)
 
 
 @dataclass(slots=True)
@@ -34,7 +48,7 @@ class _Arrival:
 
 
 class DecodingHardware:
-    """decode: token ids to text, needed by requests with stop strings only."""
+    """decode: token ids to text, needed by requests with stop strings only; prefill: None where none is inlined."""
 
     def __init__(
         self,
@@ -43,10 +57,13 @@ class DecodingHardware:
         layout: BlockLayout,
         decode: Callable[[Sequence[int]], str] | None,
         post: Callable[[Message], None],
+        prefill: PrefillEngine | None = None,
     ):
         self.node, self._engine, self._layout, self._decode, self._post = node, engine, layout, decode, post
+        self._prefill = prefill
         self._answers: dict[int, StopStrings] = {}  # of the requests with stop strings that are being decoded
-        self._thread = ThreadPoolExecutor(1, "decoding")  # loads and steps in the order they were asked for
+        self._thread = ThreadPoolExecutor(1, "decoding")  # has the engine, but for what moves to the device meanwhile
+        self._staging = ThreadPoolExecutor(1, "staging")
         self._lock = threading.Lock()
         self._arrivals: dict[int, _Arrival] = {}
         self._dropped: set[int] = set()  # given up before they were loaded: their late pieces are thrown away
@@ -54,34 +71,71 @@ class DecodingHardware:
     def perform(self, action: Action) -> None:
         match action:
             case LoadKVCache():
-                self._thread.submit(self._load, action)
+                self._staging.submit(self._stage, action)
             case RunStep(batch):
                 self._thread.submit(self._step, batch)
+            case InlinePrefill():
+                self._thread.submit(self._inline, action)
             case DropKVCache(dispatch):
                 self._thread.submit(self._drop, dispatch)
             case _:
                 raise TypeError(f"{self.node} cannot perform {type(action).__name__}")
 
     def close(self, deadline_s: float) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)  # nobody waits for tokens any more
+        for thread in (self._staging, self._thread):
+            thread.shutdown(wait=False, cancel_futures=True)  # nobody waits for tokens any more
 
-    # --- on the decoding thread
+    # --- on the staging thread
 
-    def _load(self, load: LoadKVCache) -> None:
-        request = load.request
+    def _stage(self, load: LoadKVCache) -> None:
+        with self._lock:
+            arrival = self._arrivals.pop(load.dispatch, None)
+        if arrival is None:  # dropped meanwhile
+            return
         try:
-            kv = self._arrivals[load.dispatch].kv.view(self._engine.dtype)
-            tokens = request.prompt_tokens + request.output_length
-            self._engine.join(load.dispatch, kv, load.first_token, tokens, request.sampling)
-            if request.stop:
-                self._answers[load.dispatch] = StopStrings(request.stop, self._decode)
-            stopped = self._stops(load.dispatch, load.first_token)
+            staged = self._engine.stage(arrival.kv.view(self._engine.dtype))
         except Exception as error:
             self._post(DecodingFailed(load.dispatch, self.node, f"{type(error).__name__}: {error}"))
         else:
-            with self._lock:
-                del self._arrivals[load.dispatch]
+            self._thread.submit(self._load, load, staged)
+
+    # --- on the decoding thread
+
+    def _load(self, load: LoadKVCache, staged: StagedKV) -> None:
+        with self._lock:
+            if load.dispatch in self._dropped:
+                return
+        try:
+            stopped = self._join(load.dispatch, load.request, staged, load.first_token)
+        except Exception as error:
+            self._post(DecodingFailed(load.dispatch, self.node, f"{type(error).__name__}: {error}"))
+        else:
             self._post(KVCacheLoaded(load.dispatch, stopped))
+
+    def _join(self, dispatch: int, request: Request, kv: np.ndarray | StagedKV, first_token: int) -> bool:
+        """Returns whether the first token already ends its text."""
+        tokens = request.prompt_tokens + request.output_length
+        self._engine.join(dispatch, kv, first_token, tokens, request.sampling)
+        if request.stop:
+            self._answers[dispatch] = StopStrings(request.stop, self._decode)
+        return self._stops(dispatch, first_token)
+
+    def _inline(self, inline: InlinePrefill) -> None:
+        begun, request, layers = time.monotonic(), inline.request, []
+        try:
+            first = self._prefill.prefill(
+                request.prompt_ids,
+                on_layer=lambda layer, start, kv: layers.append(kv),  # once a layer: the prompt is one chunk
+                sampling=request.sampling,
+            )
+            kv = np.stack([np.asarray(layer) for layer in layers])
+            stopped = self._join(inline.dispatch, request, kv, first.token)
+        except Exception as error:
+            self._post(PrefillFailed(inline.dispatch, self.node, f"{type(error).__name__}: {error}"))
+        else:
+            seconds, logprobs = time.monotonic() - begun, first.logprobs.limited(request.sampling.logprobs)
+            done = PrefillInlined(inline.dispatch, seconds, first.token, stopped, logprobs, first.top_logits)
+            self._post(done)
 
     def _step(self, batch: tuple[int, ...]) -> None:
         begun = time.monotonic()

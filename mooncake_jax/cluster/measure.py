@@ -36,14 +36,17 @@ def measure_prefill(engine: PrefillEngine, model: LlamaConfig, chunk: int, toget
 
 
 def measure_steps(engine: DecodingEngine, layout: BlockLayout, max_batch: int, max_context: int):
-    """((batch, total context, seconds), ...) for small and large batches with short and long contexts."""
-    points = []
+    """((batch, total context, seconds), ...) for small and large batches with short and long contexts, as far as the
+    empty engine has room for them: it must have for a few tokens.
+    """
+    shapes = set()
     for batch, context in [(1, 32), (1, 512), (max_batch, 32), (max_batch, 128)]:
-        context = min(context, max_context - REPEATS - 2)
-        joined = min(batch, engine.free_pages // engine.pages_for(context + REPEATS + 1))
-        if joined:
-            points.append((joined, joined * context, step_s(engine, layout, joined, context, REPEATS)))
-    return tuple(points)
+        room = min(max_context, engine.free_pages // batch * layout.tokens) - REPEATS - 1  # of each, if all fit
+        context = max(1, min(context, room))
+        shapes.add((min(batch, engine.free_pages // engine.pages_for(context + REPEATS + 1)), context))
+    return tuple(
+        (batch, batch * context, step_s(engine, layout, batch, context, REPEATS)) for batch, context in sorted(shapes)
+    )
 
 
 def measure_transfer(links: Links, node: str):
@@ -84,8 +87,8 @@ def step_s(engine: DecodingEngine, layout: BlockLayout, batch: int, context: int
 
 
 def load_s(engine: DecodingEngine, layout: BlockLayout, context: int, repeats: int) -> float:
-    """Seconds by which loading `context` tokens of KVCache from host memory holds up a step; not above 0 where that is
-    lost in the noise.
+    """Seconds that loading `context` tokens of KVCache from host memory takes before a request joins, all of it on one
+    thread; not above 0 where that is lost in the noise.
     """
     kv = np.zeros((layout.layers, 2, context, layout.kv_heads, layout.head_dim), engine.dtype)
 
@@ -110,6 +113,17 @@ def transfer_s(links: Links, node: str, nbytes: int, flows: int, repeats: int) -
             sent.result(PROBE_DEADLINE_S)
 
     return min(timed(send) for _ in range(repeats))
+
+
+def busy_cores(work: Callable[[], object], repeats: int) -> float:
+    """How many of the machine's cores this process keeps busy meanwhile; the most, since others may take some."""
+    return max(_cores_of(work) for _ in range(repeats))
+
+
+def _cores_of(work: Callable[[], object]) -> float:
+    cpu = time.process_time()
+    seconds = timed(work)
+    return (time.process_time() - cpu) / seconds
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -1,7 +1,11 @@
-"""How a rank becomes what it is told to be: a stage of a prefill instance, or a decoding instance."""
+"""How a rank becomes what it is told to be: a stage of a prefill instance, a decoding instance, or one that can do
+either.
+"""
 
+import dataclasses
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,12 +15,14 @@ from jax.experimental.multihost_utils import sync_global_devices
 
 from mooncake_jax.cache.one_sided import LentMemory
 from mooncake_jax.cache.ssd import SSDStore
+from mooncake_jax.cache.ssd_folder import check_folder
 from mooncake_jax.cache.store import BlockLayout, BlockStore
 from mooncake_jax.cache.transport import AUTO, Transport, choose_transport
-from mooncake_jax.cluster.actors import decoding_instance, prefill_instance
+from mooncake_jax.cluster.actors import decoding_instance, measured_steps, prefill_instance
 from mooncake_jax.cluster.config import ClusterConfig, instance_of
 from mooncake_jax.cluster.control import Join, Measured, Ready, Setup
 from mooncake_jax.cluster.decoding_hardware import DecodingHardware
+from mooncake_jax.cluster.elastic_hardware import ElasticHardware
 from mooncake_jax.cluster.following import FollowingStage
 from mooncake_jax.cluster.frontend import stop_ids
 from mooncake_jax.cluster.links import Links
@@ -35,6 +41,9 @@ from mooncake_jax.parallel.peak import measure_peak
 from mooncake_jax.parallel.pipeline import PipelineModel, load_pipeline
 from mooncake_jax.parallel.prefill import PrefillEngine
 from mooncake_jax.parallel.processes import free_address, join_processes, stage_devices, use_cpu_devices
+from mooncake_jax.sched.cost_padded import padded_steps
+from mooncake_jax.sched.decoding import DecodingInstance
+from mooncake_jax.sched.elastic_instance import ElasticInstance
 from mooncake_jax.sched.fitting import fit_step
 from mooncake_jax.sched.serve import Actor
 
@@ -60,37 +69,75 @@ def become(member: Member, setup: Setup) -> Role:
     enable_compile_cache(Path(config.model_dir) / "compiled")
     path = resolve(config.model, Path(config.model_dir))
     if member.node in config.decoding_nodes:
-        return _become_decoding(member, config, path)
-    return _become_stage(member, config, path, max(setup.longest_prompt, 1))
+        return _become_decoding(member, setup, path)
+    return _become_stage(member, setup, path)
 
 
-def _become_decoding(member: Member, config: ClusterConfig, path: Location) -> Role:
-    model = load_model(path, config.dtype)
-    layout = config.block_layout(model.config)
-    engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
-    warm_up_s = timed(engine.warm_up)
-    measured = Measured(step=measure_steps(engine, layout, config.max_batch, model.config.max_context))
-    step = fit_step(measured.step)  # here, and not also by Conductor's rank: another machine may round otherwise
-    decode = model.tokenizer.decode if model.tokenizer is not None else None
-    hardware = DecodingHardware(member.node, engine, layout, decode, member.post)
-    actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), step)
+def _become_decoding(member: Member, setup: Setup, path: Location) -> Role:
+    config = setup.config
+    decoder = _decoder(member, setup, load_model(path, config.dtype))
     if config.lends_dram:
         member.lend(0)  # all ranks make the window
     fingerprint = model_fingerprint(path, config.dtype)
-    ready = Ready(member.node, fingerprint, 0, None, 0, (), 0, measured, step, engine.compile_count, warm_up_s)
-    return actor, hardware, ready
+    nothing = Ready(member.node, fingerprint, 0, None, 0, (), 0, Measured(), None, 0, 0.0)
+    return decoder.actor, decoder.hardware, decoder.ready(nothing)
 
 
-def _become_stage(member: Member, config: ClusterConfig, path: Location, longest_prompt: int) -> Role:
-    instance = instance_of(member.node)
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    """What decodes on a rank, and what it has measured of itself, if it has. step: its step_coefficients."""
+
+    actor: DecodingInstance
+    hardware: DecodingHardware
+    points: tuple[tuple[int, int, float], ...]
+    step: tuple[float, float, float] | None
+    compiled: int
+    warm_up_s: float
+
+    def ready(self, rest: Ready) -> Ready:
+        """What the rank tells Conductor's, with what is told of the rest of it."""
+        return dataclasses.replace(
+            rest,
+            measured=dataclasses.replace(rest.measured, step=self.points),
+            step=self.step,
+            compiled=rest.compiled + self.compiled,
+            warm_up_s=rest.warm_up_s + self.warm_up_s,
+        )
+
+
+def _decoder(member: Member, setup: Setup, model: LoadedModel) -> _Decoder:
+    config, points, step = setup.config, (), None
+    layout = config.block_layout(model.config)
+    engine = DecodingEngine(model, config.max_batch, config.block_size, config.decoding_pages)
+    warm_up_s = timed(engine.warm_up)
+    compiled, inline = engine.compile_count, None
+    if config.inline_prefill:
+        inline = PrefillEngine(model, config.prefill_chunk)
+        longest = max(1, min(setup.longest_prompt, config.prefill_chunk))
+        warm_up_s += timed(lambda: inline.warm_up(longest))
+        compiled += inline.compile_count
+    if setup.cost is None:
+        points = measure_steps(engine, layout, config.max_batch, model.config.max_context)
+        # Here, and not also by Conductor's rank: another machine may round otherwise.
+        step = fit_step(padded_steps(points))
+    decode = model.tokenizer.decode if model.tokenizer is not None else None
+    hardware = DecodingHardware(member.node, engine, layout, decode, member.post, inline)
+    actor = decoding_instance(member.node, config, stop_ids(model.tokenizer), setup.cost or measured_steps(step))
+    return _Decoder(actor, hardware, points, step, compiled, warm_up_s)
+
+
+def _become_stage(member: Member, setup: Setup, path: Location) -> Role:
+    config, instance = setup.config, instance_of(member.node)
     stage = config.stage_nodes(instance).index(member.node)
+    if config.ssd_dir is not None:  # before the model is loaded, which may take minutes
+        check_folder(Path(config.ssd_dir) / member.node)
     model = _load_stage(member, config, path, stage)
     architecture = open_source(path).config()
     layout = config.stage_layouts(architecture)[stage]
     engine = PrefillEngine(model, config.prefill_chunk)
     member.transport = _transport(member, config)
-    warm_up_s = timed(lambda: engine.warm_up(longest_prompt))
-    measured = _measure_stage(member, config, engine, architecture, stage)
+    warm_up_s = timed(lambda: engine.warm_up(max(setup.longest_prompt, 1)))
+    measured = _measure_stage(member, setup, engine, architecture, stage)
     slots = (config.dram_mib << 20) // BlockStore.bytes_needed(1, layout)
     store = BlockStore(slots, layout, _dram(member, config, BlockStore.bytes_needed(slots, layout)))
     fingerprint = model_fingerprint(path, config.dtype)
@@ -116,7 +163,12 @@ def _become_stage(member: Member, config: ClusterConfig, path: Location, longest
         return None, FollowingStage(*made_of, lambda report: member.send(instance, report), member.post), ready
     hardware = PrefillHardware(instance, config.stage_nodes(instance)[1:], config.block_size, member, member.post)
     hardware.start(PrefillStage(*made_of, hardware.on_report, member.post))
-    return prefill_instance(instance, config), hardware, ready
+    actor = prefill_instance(instance, config)
+    if not config.elastic_roles:
+        return actor, hardware, ready
+    decoder = _decoder(member, setup, model)
+    both = ElasticInstance(actor, decoder.actor), ElasticHardware(hardware, decoder.hardware)
+    return *both, decoder.ready(ready)
 
 
 def _dram(member: Member, config: ClusterConfig, nbytes: int) -> np.ndarray | None:
@@ -170,10 +222,13 @@ def _coordinator(member: Member, config: ClusterConfig, stage: int) -> str:
     return address
 
 
-def _measure_stage(
-    member: Member, config: ClusterConfig, engine: PrefillEngine, model: LlamaConfig, stage: int
-) -> Measured:
-    """All stages compute; the last one, which ends each prefill, knows how long it took."""
+def _measure_stage(member: Member, setup: Setup, engine: PrefillEngine, model: LlamaConfig, stage: int) -> Measured:
+    """All stages compute; the last one, which ends each prefill, knows how long it took. Where costs are given there is
+    only the peak left to measure.
+    """
+    config = setup.config
+    if setup.cost is not None:
+        return Measured(peak_flops=_peak_flops(config))
     together = (lambda: sync_global_devices("measure")) if config.stages > 1 else (lambda: None)
     points = measure_prefill(engine, model, config.prefill_chunk, together)
     last = stage == config.stages - 1

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mooncake_jax.cluster.actors import ActorSettings
 from mooncake_jax.cluster.record import decode, digest, protocol
@@ -17,6 +17,8 @@ from mooncake_jax.sched.messages import Message
 from mooncake_jax.sched.serve import Actor
 
 _MOST_ACTIONS_SHOWN = 4
+
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,10 @@ class _Event:
     actions: str
 
 
-def load_settings(run: Path) -> ActorSettings:
-    """What the actors of the run in this folder were made from. Raises UsageError."""
+def load_settings(run: Path, make: Callable[[dict[str, Any]], Settings] = ActorSettings.from_json) -> Settings:
+    """What the actors of the run in this folder were made from. make: of what summary.json has of them. Raises
+    UsageError.
+    """
     path = run / "summary.json"
     try:
         settings = json.loads(path.read_bytes())["settings"]
@@ -65,8 +69,8 @@ def load_settings(run: Path) -> ActorSettings:
             "verify it with the version that made it"
         )
     try:
-        return ActorSettings.from_json(settings)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return make(settings)
+    except (LookupError, TypeError, ValueError, AttributeError, UsageError) as error:
         raise UsageError(
             f"{path}: its settings are not this version's ({type(error).__name__}: {' '.join(str(error).split())}); "
             "verify it with the version that made it"

@@ -5,8 +5,6 @@ One pool, requests in the order of their timestamps, no time: see cache/hit_rate
 
 import json
 import math
-import sys
-import warnings
 from itertools import product
 from pathlib import Path
 
@@ -17,24 +15,25 @@ from rich.text import Text
 
 from mooncake_jax.cache.hit_rates import OPTIMAL, POLICY_NAMES, HitRate, hit_rate
 from mooncake_jax.commands.progress import WorkProgress
+from mooncake_jax.commands.reading import read_rows
 from mooncake_jax.errors import UsageError
-from mooncake_jax.workload.trace import TraceRow, read_trace
+from mooncake_jax.workload.trace import TraceRow
 
 FLAGS = flags.FlagValues()
-_TABLE_1 = ["1000", "10000", "30000", "50000", "100000", "inf"]
+TABLE_1 = ["1000", "10000", "30000", "50000", "100000", "inf"]
 _WIDTH = 120  # where there is no terminal to ask
-_LEGEND = (
+LEGEND = (
     "All blocks of a request are looked up before any is inserted, and each counts by itself. lfu and length forget "
     f"what was evicted. {OPTIMAL} knows the future: no policy can do better."
 )
 
-_Results = dict[tuple[str, float], HitRate]  # by policy and capacity
+HitRates = dict[tuple[str, float], HitRate]  # by policy and capacity
 
 
 def _define() -> None:
     kwargs = {"flag_values": FLAGS}
     flags.DEFINE_string("trace", None, "a trace in Mooncake's format (JSONL with hash_ids)", **kwargs)
-    flags.DEFINE_list("capacities", _TABLE_1, "sizes of the pool in blocks; inf: without limit", **kwargs)
+    flags.DEFINE_list("capacities", TABLE_1, "sizes of the pool in blocks; inf: without limit", **kwargs)
     flags.DEFINE_list("policies", list(POLICY_NAMES), "some of the default; see cache/eviction.py", **kwargs)
     flags.DEFINE_string("json", None, "file to write the same figures to", **kwargs)
 
@@ -48,18 +47,19 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"{unknown[0]!r} is no flag: flags are written --name=value")
     if not FLAGS.trace:
         raise UsageError("--trace is missing; give --trace=FILE")
-    capacities, policies = _capacities(FLAGS.capacities), _policies(FLAGS.policies)
+    capacities, policies = parse_capacities(FLAGS.capacities), parse_policies(FLAGS.policies)
     if FLAGS.json is not None and not Path(FLAGS.json).absolute().parent.is_dir():
         raise UsageError(f"--json={FLAGS.json}: its folder does not exist; make it or name another file")
-    rows = _read(FLAGS.trace)
-    results = _compute(rows, policies, capacities)
+    rows, _ = read_rows(FLAGS.trace, "hit-rates")
+    results = compute(rows, policies, capacities)
     _print(rows, policies, capacities, results)
     if FLAGS.json is not None:
         _write(FLAGS.json, results)
     return 0
 
 
-def _capacities(values: list[str]) -> list[float]:
+def parse_capacities(values: list[str]) -> list[float]:
+    """Of --capacities. Raises UsageError."""
     capacities = []
     for value in values:
         if value != "inf" and not (value.isascii() and value.isdigit()):
@@ -68,7 +68,8 @@ def _capacities(values: list[str]) -> list[float]:
     return _some("capacities", capacities)
 
 
-def _policies(values: list[str]) -> list[str]:
+def parse_policies(values: list[str]) -> list[str]:
+    """Of --policies. Raises UsageError."""
     for value in values:
         if value not in POLICY_NAMES:
             raise UsageError(f"--policies: there is no policy {value!r}; use some of {','.join(POLICY_NAMES)}")
@@ -82,19 +83,11 @@ def _some(flag: str, values: list) -> list:
     return list(dict.fromkeys(values))
 
 
-def _read(path: str) -> list[TraceRow]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        rows = read_trace(path)
-    for warning in caught:
-        print(f"mooncake-jax hit-rates: warning: {warning.message}", file=sys.stderr)
-    return rows
-
-
-def _compute(rows: list[TraceRow], policies: list[str], capacities: list[float]) -> _Results:
+def compute(rows: list[TraceRow], policies: list[str], capacities: list[float]) -> HitRates:
+    """Tells its progress on stderr."""
     requests = [row.hash_ids for row in rows]
     settings = list(product(policies, capacities))
-    results: _Results = {}
+    results: HitRates = {}
     with WorkProgress("computing", "computed") as progress:
         for policy, capacity in settings:
             results[policy, capacity] = hit_rate(requests, capacity, policy)
@@ -102,7 +95,7 @@ def _compute(rows: list[TraceRow], policies: list[str], capacities: list[float])
     return results
 
 
-def _print(rows: list[TraceRow], policies: list[str], capacities: list[float], results: _Results) -> None:
+def _print(rows: list[TraceRow], policies: list[str], capacities: list[float], results: HitRates) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
@@ -110,20 +103,25 @@ def _print(rows: list[TraceRow], policies: list[str], capacities: list[float], r
     distinct = len({hash_id for row in rows for hash_id in row.hash_ids})
     counts = f"{len(rows):,} requests, {references:,} block references, {distinct:,} distinct blocks"
     console.print(Text(f"{FLAGS.trace}: {counts}"), soft_wrap=True)
+    console.print(rates_table(policies, capacities, results))
+    console.print(LEGEND, style="dim")
+
+
+def rates_table(policies: list[str], capacities: list[float], results: HitRates) -> Table:
+    """A row a policy, a column a capacity."""
     table = Table("hit rate at blocks", box=None, pad_edge=False, header_style="bold")
     for capacity in capacities:
         table.add_column(_blocks(capacity), justify="right")
     for policy in policies:
         table.add_row(policy, *(f"{results[policy, capacity].rate:.2%}" for capacity in capacities))
-    console.print(table)
-    console.print(_LEGEND, style="dim")
+    return table
 
 
 def _blocks(capacity: float) -> str:
     return "inf" if capacity == math.inf else f"{capacity:,}"
 
 
-def _write(path: str, results: _Results) -> None:
+def _write(path: str, results: HitRates) -> None:
     """A JSON list of one object for each setting; capacity is null where there is no limit."""
     rows = [
         {

@@ -9,14 +9,18 @@ from mooncake_jax.cluster.frontend import ServingLimits
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.tokenizer import Tokenizer
 from mooncake_jax.request import Request
+from mooncake_jax.sched.cost import CostModel
 
 
 @dataclass(frozen=True)
 class Plan:
-    """dtype_measured: what made --dtype=auto choose; workload: the flags that chose the requests, for the record."""
+    """dtype_measured: what made --dtype=auto choose; workload: the flags that chose the requests, for the record;
+    cost: what Conductor believes, None to have it measured.
+    """
 
     config: ClusterConfig
     dtype_measured: str | None
+    cost: CostModel | None
     model: LlamaConfig
     fingerprint: bytes
     tokenizer: Tokenizer | None

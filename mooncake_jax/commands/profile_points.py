@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mooncake_jax.metrics import percentile
-from mooncake_jax.sched.cost import PolynomialCost
+from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.cost_file import CostRange
+from mooncake_jax.sched.cost_padded import PaddedCost, padded_prefills, padded_steps
 from mooncake_jax.sched.fitting import (
     fit_flows,
     fit_prefill_and_prefix,
@@ -86,26 +87,27 @@ def spread(least: int, most: int, count: int) -> list[int]:
     return sorted({round(least * (most / least) ** (i / steps)) for i in range(steps + 1)})
 
 
-def fit(points: Points) -> PolynomialCost:
+def fit(points: Points, chunk: int) -> PaddedCost:
     """prefill: (tokens, prefix, seconds); step: (batch, context in total, seconds); transfer: (bytes, flows, seconds);
-    load: (bytes, seconds).
+    load: (bytes, seconds). chunk: the most tokens that a prefill computes at once.
     """
-    prefill, prefix = fit_prefill_and_prefix(points[PREFILL])
+    prefill, prefix = fit_prefill_and_prefix(padded_prefills(points[PREFILL], chunk))
     transfer, flow = fit_flows(points[TRANSFER])
-    return PolynomialCost(
+    return PaddedCost(
         prefill_coefficients=prefill,
         prefix_coefficients=prefix,
-        step_coefficients=fit_step(points[STEP]),
+        step_coefficients=fit_step(padded_steps(points[STEP])),
         transfer_coefficients=transfer,
         flow_coefficients=flow,
         load_coefficients=fit_transfer(points[LOAD]) if points[LOAD] else (0.0, 0.0),
+        chunk=chunk,
     )
 
 
-def fit_and_judge(points: Points) -> tuple[PolynomialCost, dict[str, Fit]]:
+def fit_and_judge(points: Points, chunk: int) -> tuple[PaddedCost, dict[str, Fit]]:
     """The cost model fitted to a part of the points, and how it predicts the others."""
     parts = {part: hold_out(measured) for part, measured in points.items()}
-    cost = fit({part: fitted for part, (fitted, _) in parts.items()})
+    cost = fit({part: fitted for part, (fitted, _) in parts.items()}, chunk)
     fits = {}
     for part, (fitted, held) in parts.items():
         errors = relative_errors(predictor(cost, part), held)
@@ -114,6 +116,6 @@ def fit_and_judge(points: Points) -> tuple[PolynomialCost, dict[str, Fit]]:
     return cost, fits
 
 
-def predictor(cost: PolynomialCost, part: str) -> Callable[..., float]:
+def predictor(cost: CostModel, part: str) -> Callable[..., float]:
     """What predicts this part's points."""
     return {PREFILL: cost.prefill, STEP: cost.step, TRANSFER: cost.transfer, LOAD: cost.load}[part]

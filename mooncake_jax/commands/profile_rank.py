@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NoReturn
 
+import jax
 import numpy as np
 from mpi4py import MPI
 
@@ -19,7 +20,7 @@ from mooncake_jax.cache.layout import BlockLayout
 from mooncake_jax.cache.messenger import Messenger
 from mooncake_jax.cluster.control import Stop
 from mooncake_jax.cluster.launch import leave_exit_code
-from mooncake_jax.cluster.measure import PROBE_DEADLINE_S, load_s, prefill_s, step_s, transfer_s
+from mooncake_jax.cluster.measure import PROBE_DEADLINE_S, busy_cores, load_s, prefill_s, step_s, transfer_s
 from mooncake_jax.commands.profile import ROOM, ProfileJob
 from mooncake_jax.commands.profile_points import LOAD, PREFILL, STEP, TRANSFER, Points, Shapes, fit_and_judge, shapes
 from mooncake_jax.commands.profile_report import draw, print_fits
@@ -120,8 +121,9 @@ def _measure_and_write(make_job: Callable[[], ProfileJob], messenger: Messenger)
         engines = _Engines(job, measured)
         engines.warm_up(job.longest)
         points = _measure(job, measured, engines, _ToRankOne(messenger))
-        cost, fits = fit_and_judge(points)
-        file = CostFile(job.model, model_fingerprint(job.location, job.dtype), measured.range, cost)
+        cost, fits = fit_and_judge(points, job.prefill_chunk)
+        busy = _busy_cores(job, measured, engines)
+        file = CostFile(job.model, model_fingerprint(job.location, job.dtype), measured.range, cost, busy)
         write_cost_file(job.out, file)
     except UsageError as error:
         return _complain(str(error), EXIT_USAGE)
@@ -155,6 +157,16 @@ def _measure(job: ProfileJob, measured: Shapes, engines: _Engines, links: _ToRan
         if taken > 0:
             points[part].append((*place, taken))
     return points
+
+
+def _busy_cores(job: ProfileJob, measured: Shapes, engines: _Engines) -> tuple[float, float] | None:
+    """Of the longest prefill, and of steps of the largest batch; None where a device of its own computes."""
+    if jax.default_backend() != "cpu":
+        return None
+    batch, context = max(measured.steps)
+    prefill = partial(prefill_s, engines.prefill, engines.config, job.longest, 0, 1)
+    steps = partial(step_s, engines.decoding, engines.layout, batch, context, ROOM - 2)
+    return busy_cores(prefill, job.repeats), busy_cores(steps, job.repeats)
 
 
 def _work(

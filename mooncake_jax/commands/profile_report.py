@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mooncake_jax.commands.profile_points import LOAD, PREFILL, STEP, TRANSFER, Fit, Points, predictor
-from mooncake_jax.sched.cost import PolynomialCost
+from mooncake_jax.sched.cost import CostModel
 
 _WIDTH = 120  # where there is no terminal to ask
 _NAMES = {
@@ -36,7 +36,7 @@ def print_fits(fits: Mapping[str, Fit]) -> None:
     console.print(table)
 
 
-def draw(points: Points, cost: PolynomialCost, file: Path) -> str:
+def draw(points: Points, cost: CostModel, file: Path) -> str:
     """Each part's points, measured across and fitted upwards; says where the picture is, or why not."""
     if importlib.util.find_spec("matplotlib") is None:
         return "; no picture, since matplotlib is not installed (pip install 'mooncake-jax[plots]')"

@@ -6,6 +6,7 @@ makes the other ranks instances, runs Conductor, and writes the results.
 
 import dataclasses
 import importlib
+import itertools
 import math
 import os
 import signal
@@ -19,14 +20,17 @@ import mpi4py
 from absl import flags
 
 from mooncake_jax.cache.slots import slot_bytes
+from mooncake_jax.cache.ssd_folder import check_folder
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_keys, within_context
 from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
 from mooncake_jax.cluster.results import check_writable
+from mooncake_jax.commands.believed_cost import believed_cost
 from mooncake_jax.commands.plan import Plan
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
+    check_elastic_flags,
     define_scheduling_flags,
     instances_and_stages,
 )
@@ -36,16 +40,18 @@ from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.sources import inspect_model, model_fingerprint
 from mooncake_jax.model.tokenizer import Tokenizer
 from mooncake_jax.request import Request
-from mooncake_jax.sched.making import make_scheduler
+from mooncake_jax.sched.making import make_role_policy, make_scheduler
+from mooncake_jax.sched.profiles import PROFILES
 from mooncake_jax.workload.prompts import builtin_prompts, read_prompts
-from mooncake_jax.workload.trace import read_trace, trace_requests
+from mooncake_jax.workload.trace import read_sourced, trace_requests
 
 FLAGS = flags.FlagValues()
 MPI_START_DEADLINE_S = 60
 LEAST_GBPS, MOST_GBPS = 0.01, 10_000  # slower, and the measurements at the start would take minutes
 MOST_RANKS_HERE = 256  # more on one machine are a slip of the pen
 TRACE_FLAGS = ("limit", "length_scale", "time_scale")
-COUNTS = ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "ssd_mib", "device_kv_tokens", "max_batch")
+COUNTS = ("decode", "tp", "prefill_chunk", "block_size", "dram_mib", "ssd_mib", "max_batch")
+LEAST_KV_TOKENS = 16  # fewer serve nobody, and a decoding instance tries its steps on a few
 WORKLOAD_FLAGS = ("prompts", "trace", *TRACE_FLAGS, "interval_s", "seed")
 
 
@@ -55,6 +61,12 @@ def _define() -> None:
     _define_cluster(kwargs)
     _define_memory(kwargs)
     define_scheduling_flags(FLAGS)
+    flags.DEFINE_string(
+        "cost",
+        None,
+        f"what Conductor believes: a file of profile's, or {', '.join(PROFILES)} (default: measured)",
+        **kwargs,
+    )
     flags.DEFINE_float(
         "prefill_mfu_floor", None, "report whether the prefill pool's MFU reaches this share, up to 1", **kwargs
     )
@@ -161,22 +173,27 @@ def make_plan(ranks: int | None = None) -> Plan:
     check_writable(out)
     config, measured = _config(), None
     make_scheduler(config)  # before anything is loaded: a policy may not be there
+    make_role_policy(config)
     _check_ranks(config, ranks)
+    if ranks is None and config.ssd_dir is not None:  # all ranks will be here; elsewhere each looks for itself
+        for node in itertools.chain.from_iterable(map(config.stage_nodes, config.prefill_nodes)):
+            check_folder(Path(config.ssd_dir) / node)
     if config.dtype == "auto":
         config, measured = _choose_dtype(config, ranks is not None)
     path = resolve(FLAGS.model, Path(FLAGS.model_dir))
     model, tokenizer = inspect_model(path)
     config.mesh_shape.check(model, pp_flag=f"--prefill={FLAGS.prefill}")
     _check_memory(config, model)
+    fingerprint = model_fingerprint(path, config.dtype)
+    cost = believed_cost(config, model, fingerprint)
     requests = _requests(model, tokenizer)
     if not requests:
         raise UsageError("the workload holds no request")
     requests = within_context(requests, model.max_context)
     limits = ServingLimits(model.max_context, model.vocab_size, config.decoding_pages * config.block_size)
-    fingerprint = model_fingerprint(path, config.dtype)
     keyed = with_block_keys(requests, fingerprint, config.block_size, limits)
     workload = {name: FLAGS[name].value for name in WORKLOAD_FLAGS}
-    return Plan(config, measured, model, fingerprint, tokenizer, keyed, limits, out, workload)
+    return Plan(config, measured, cost, model, fingerprint, tokenizer, keyed, limits, out, workload)
 
 
 def _check_flags() -> None:
@@ -188,11 +205,17 @@ def _check_flags() -> None:
     if FLAGS["interval_s"].present and FLAGS.trace is not None:
         raise UsageError(f"--interval_s={FLAGS.interval_s} is for prompts, a trace has its own times: use --time_scale")
     check_at_least(FLAGS, 1, *COUNTS)
+    check_at_least(FLAGS, LEAST_KV_TOKENS, "device_kv_tokens")
     check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
+    check_elastic_flags(FLAGS)
+    if FLAGS.elastic_roles and FLAGS.tp > 1:
+        raise UsageError(f"--tp={FLAGS.tp}: with --elastic_roles an instance decodes too, on one device: use --tp=1")
     if FLAGS.prefill_mfu_floor is not None and not 0 < FLAGS.prefill_mfu_floor <= 1:
         raise UsageError(f"--prefill_mfu_floor={FLAGS.prefill_mfu_floor}: a share of the peak is above 0, at most 1")
     if FLAGS.peak_tflops is not None and not 0 < FLAGS.peak_tflops < math.inf:
         raise UsageError(f"--peak_tflops={FLAGS.peak_tflops}: it must be above 0; leave it out to have it measured")
+    if FLAGS.cost is not None and FLAGS.dtype == "auto":
+        raise UsageError(f"--cost={FLAGS.cost} was measured in one type: name that instead of --dtype=auto")
     if FLAGS.ssd_dir == "":
         raise UsageError("--ssd_dir= is empty; name a folder, or leave it out for no SSD tier")
     if FLAGS["ssd_mib"].present and not FLAGS.ssd_dir:
@@ -262,14 +285,17 @@ def _requests(model: LlamaConfig, tokenizer: Tokenizer | None) -> list[Request]:
         return tokenise(prompts, tokenizer, FLAGS.seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        rows, source = read_sourced(FLAGS.trace, FLAGS.limit)
         requests = trace_requests(
-            read_trace(FLAGS.trace, FLAGS.limit),
+            rows,
             vocab_size=model.vocab_size,
             seed=FLAGS.seed,
             length_scale=FLAGS.length_scale,
             time_scale=FLAGS.time_scale,
             block_size=FLAGS.block_size,
         )
+    if source is not None and not launched():
+        print(f"mooncake-jax replay: {FLAGS.trace}: {source}", file=sys.stderr)
     for warning in caught if not launched() else ():
         print(f"mooncake-jax replay: warning: {warning.message}", file=sys.stderr)
     return requests

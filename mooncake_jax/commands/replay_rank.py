@@ -73,7 +73,7 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         plan = make_plan(rank.messenger.ranks)
         if plan.dtype_measured is not None:
             print(f"--dtype=auto: {plan.dtype_measured}", flush=True)
-        ready = rank.set_up(plan.config, plan.longest_prompt, say=lambda line: print(line, flush=True))
+        ready = rank.set_up(plan.config, plan.cost, plan.longest_prompt, say=lambda line: print(line, flush=True))
         results = Results(plan.out, answers(plan.tokenizer, plan.requests))
         _check_models(plan, ready)
         ssd = _ssd_contents(plan, ready)
@@ -94,8 +94,10 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         rank.stop(results)
     parts = {
         "engine": _engine(plan, ready),
+        "inlined_prefills": conductor.inlined_prefills,
         "pool": _pool(conductor.view.pool),
         "prefill_mfu": _prefill_mfu(plan, ready, conductor, duration),
+        "roles": conductor.roles.summary() if conductor.roles is not None else None,
         "faults": dict(conductor.scheduler.faults.most_common()),
     }
     return _report(plan, parts, settings, results, duration, rank)
@@ -126,8 +128,8 @@ def _settings(plan: Plan, ready: dict[str, Ready], ssd: dict[str, SSDContents]) 
             for instance in plan.config.prefill_nodes
         },
         ssd_blocks={instance: contents.blocks for instance, contents in ssd.items()},
-        cost=fit_cost([message.measured for message in ready.values()]),
-        steps={node: ready[node].step for node in plan.config.decoding_nodes},
+        cost=plan.cost or fit_cost([message.measured for message in ready.values()], plan.config.prefill_chunk),
+        steps={node: message.step for node, message in ready.items() if message.step is not None},
         bytes_per_token=plan.config.block_layout(plan.model).bytes_per_token,
         stop_ids=stop_ids(plan.tokenizer),
     )

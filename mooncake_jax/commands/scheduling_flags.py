@@ -35,9 +35,31 @@ def define_scheduling_flags(values: flags.FlagValues) -> None:
         f"which requests are served at all: {', '.join(plugins.ADMISSIONS)}, or package.module:Class",
         **kwargs,
     )
+    flags.DEFINE_bool(
+        "inline_prefill",
+        False,
+        "a decoding instance computes prompts of at most --prefill_chunk tokens itself, where the first token comes no "
+        "later for it and those who decode there keep their TBT SLO",
+        **kwargs,
+    )
     flags.DEFINE_float(
         "decoding_time_s", None, "early-predicted takes every output to last so long (default: learned)", **kwargs
     )
+    flags.DEFINE_bool(
+        "elastic_roles", False, "idle prefill instances decode while decoding is short of instances", **kwargs
+    )
+    flags.DEFINE_float(
+        "elastic_after_s", 30.0, "an instance changes its role once loads have diverged for so many seconds", **kwargs
+    )
+
+
+def check_elastic_flags(values: flags.FlagValues) -> None:
+    """Raises UsageError."""
+    after_s = values["elastic_after_s"]
+    if after_s.present and not values.elastic_roles:
+        raise UsageError(f"--elastic_after_s={after_s.value} says when roles change: give --elastic_roles too")
+    if not 0 < after_s.value < math.inf:
+        raise UsageError(f"--elastic_after_s={after_s.value}: use a number of seconds above 0")
 
 
 def check_at_least(values: flags.FlagValues, least: int, *names: str) -> None:

@@ -7,37 +7,58 @@ import gc
 import math
 import sys
 import time
-import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from mooncake_jax import metrics
-from mooncake_jax.cluster.record import Recorded
+from mooncake_jax.cluster.record import Recorded, protocol
 from mooncake_jax.cluster.results import Results, check_writable
 from mooncake_jax.commands.progress import WorkProgress
+from mooncake_jax.commands.reading import read_rows
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
+    check_elastic_flags,
     define_scheduling_flags,
     instances_and_stages,
 )
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.report import print_results
-from mooncake_jax.request import SLO, Outcome, Request
-from mooncake_jax.sched.cost_file import resolve_cost
+from mooncake_jax.request import FAILED, SLO, Outcome, Request
+from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.cost_file import read_cost_file, resolve_cost
+from mooncake_jax.sched.coupled import COUPLED_MODES
+from mooncake_jax.sched.plugins import DEFAULT_COUPLED_POLICY
 from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
+from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.config import PARTS, SimulationConfig
 from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate
-from mooncake_jax.simulate.traces import keyed_requests
-from mooncake_jax.workload.trace import TRACE_BLOCK, read_trace
+from mooncake_jax.simulate.settings import SimulatedSettings
+from mooncake_jax.simulate.traces import arrival_rate, keyed_requests
+from mooncake_jax.workload.trace import TRACE_BLOCK
 
 FLAGS = flags.FlagValues()
 EXIT_FAILED = 1
 _DTYPE = "bfloat16"
+# Flags that say nothing of coupled instances, and that say something of nothing else.
+_SEPARATE = (
+    "prefill",
+    "decode",
+    "prefill_chunk",
+    "dram_mib",
+    "ssd_mib",
+    "link_gbps",
+    "inline_prefill",
+    "without",
+    "recheck",
+)
+_COUPLED = ("coupled_mode", "token_budget")
 _EVERY = 100  # requests between two looks of the progress bar
 
 
@@ -48,6 +69,15 @@ def _define() -> None:
     flags.DEFINE_float("speed", 1.0, "replay the trace so many times as fast", **kwargs)
     flags.DEFINE_string("prefill", "8", "prefill instances; 2x4: two pipelines of four nodes each", **kwargs)
     flags.DEFINE_integer("decode", 8, "decoding instances, of a node each", **kwargs)
+    flags.DEFINE_integer("coupled", 0, "instances that do both, instead of --prefill and --decode", **kwargs)
+    flags.DEFINE_enum("coupled_mode", "plain", list(COUPLED_MODES), "how these prefill (docs/simulation.md)", **kwargs)
+    flags.DEFINE_integer(
+        "token_budget",
+        None,
+        "prompt tokens in an iteration of a coupled instance (default: as its mode has it)",
+        **kwargs,
+    )
+    flags.DEFINE_integer("drop_over", None, "reject prompts of more tokens, as vLLM does over 131072", **kwargs)
     flags.DEFINE_integer("prefill_chunk", 8192, "most tokens that enter a pipeline of nodes at once", **kwargs)
     flags.DEFINE_string("model", "llama2-70b", f"one of {', '.join(ARCHITECTURES)}", **kwargs)
     flags.DEFINE_string(
@@ -65,6 +95,9 @@ def _define() -> None:
     flags.DEFINE_integer("max_batch", 256, "most requests that an instance decodes at once", **kwargs)
     define_scheduling_flags(FLAGS)
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
+    flags.DEFINE_float(
+        "cores", None, "all instances share one machine of so many cores (default: each has its own hardware)", **kwargs
+    )
     flags.DEFINE_float("request_timeout", math.inf, "seconds after its arrival at which a request fails", **kwargs)
     flags.DEFINE_integer("seed", 0, "seed of --policy=random", **kwargs)
     flags.DEFINE_bool("single_steps", False, "an event for each decoding step: slow, for checking", **kwargs)
@@ -76,63 +109,114 @@ def _define() -> None:
 _define()
 
 
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What the flags ask for. believed: what Conductor believes of the hardware's cost; source: what the trace says of
+    itself, if anything.
+    """
+
+    config: SimulationConfig
+    cost: CostModel
+    believed: CostModel
+    requests: list[Request]
+    source: str | None
+
+
 def main(arguments: list[str]) -> int:
-    unknown = FLAGS(["simulate", *arguments])[1:]
-    if unknown:
-        raise UsageError(f"{unknown[0]!r} is no flag: flags are written --name=value")
-    _check_flags()
-    config = make_config()
+    config = parse(arguments)
     out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
     check_writable(out)
-    cost = resolve_cost(FLAGS.cost, FLAGS.model)
-    believed = cost if FLAGS.believed_cost is None else resolve_cost(FLAGS.believed_cost, FLAGS.model)
-    make_actors(config, believed)  # before the trace is read: a policy may not be there
-    gc.disable()  # a run makes millions of objects, and no cycles of them
-    try:
-        return _serve(config, cost, believed, out)
-    finally:
-        gc.enable()
-
-
-def _serve(config: SimulationConfig, cost: Any, believed: Any, out: Path) -> int:
-    requests = keyed_requests(_rows(), FLAGS.speed)
+    simulation = prepare(config)
     results = Results(out, events=FLAGS.events, at_once=False)
     try:
-        run = _simulate(config, cost, believed, requests, results)
+        run = _run_shown(simulation, results)
     except Stuck as error:
         print(f"mooncake-jax simulate: {error}; what had ended by then is in {out}", file=sys.stderr)
         return EXIT_FAILED
     finally:
         results.close()
-    _report(config, run, requests, results)
-    return 0
+    summary = summarise(simulation, run)
+    results.finish(summary)
+    order = {request.id: place for place, request in enumerate(simulation.requests)}
+    print_results(sorted(run.outcomes, key=lambda outcome: order[outcome.id]), summary)
+    print(f"results are in {results.out}")
+    return EXIT_FAILED if summary["requests"][FAILED] else 0
 
 
-def _simulate(config: SimulationConfig, cost: Any, believed: Any, requests: list[Request], results: Results) -> Run:
-    def host(node, actor):
+def parse(arguments: list[str]) -> SimulationConfig:
+    """Check these flags, and only these: what an earlier call gave is forgotten. Raises UsageError or flags.Error."""
+    FLAGS.unparse_flags()
+    for name in FLAGS:
+        FLAGS[name].unparse()
+    unknown = FLAGS(["simulate", *arguments])[1:]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} is no flag: flags are written --name=value")
+    _check_flags()
+    return make_config()
+
+
+def prepare(config: SimulationConfig) -> Simulation:
+    """With the costs and the trace that the flags name. Raises UsageError."""
+    cost, believed = check_loadable(config)
+    rows, source = read_rows(FLAGS.trace, "simulate", FLAGS.limit)
+    return Simulation(config, cost, believed, keyed_requests(rows, FLAGS.speed), source)
+
+
+def check_loadable(config: SimulationConfig) -> tuple[CostModel, CostModel]:
+    """Both costs that the flags name. Raises UsageError where one, the policy or the admission cannot be loaded."""
+    cost = resolve_cost(FLAGS.cost, FLAGS.model)
+    believed = cost if FLAGS.believed_cost is None else resolve_cost(FLAGS.believed_cost, FLAGS.model)
+    make_actors(config, believed)
+    return cost, believed
+
+
+def run_simulation(
+    simulation: Simulation,
+    ended: Callable[[Outcome], None] = lambda outcome: None,
+    host: Hosted = lambda node, actor: actor,
+) -> Run:
+    """As simulate.run.simulate. Raises Stuck."""
+    config, cost, requests = simulation.config, simulation.cost, simulation.requests
+    gc.disable()  # a run makes millions of objects, and no cycles of them
+    try:
+        return simulate(config, cost, requests, believed=simulation.believed, ended=ended, host=host, check=FLAGS.check)
+    finally:
+        gc.enable()
+
+
+def _run_shown(simulation: Simulation, results: Results) -> Run:
+    """With progress; what ends is written."""
+
+    def host(node: str, actor: Actor) -> Actor:
         return Recorded(node, actor, lambda line: results.add_events([line])) if FLAGS.events else actor
 
-    hosted: Hosted = host
     with WorkProgress("simulating", "simulated") as progress:
 
         def ended(outcome: Outcome) -> None:
             results.add(outcome)
             if not len(results.outcomes) % _EVERY:
-                progress.update(len(results.outcomes), len(requests))
+                progress.update(len(results.outcomes), len(simulation.requests))
 
-        return simulate(config, cost, requests, believed=believed, ended=ended, host=hosted, check=FLAGS.check)
+        return run_simulation(simulation, ended, host)
 
 
-def _report(config: SimulationConfig, run: Run, requests: list[Request], results: Results) -> None:
-    slo = SLO(config.ttft_slo, config.tbt_slo)
-    summary = metrics.summarise(run.outcomes, slo, run.duration_s)
-    workload = {"trace": FLAGS.trace, "limit": FLAGS.limit, "speed": FLAGS.speed}
+def summarise(simulation: Simulation, run: Run) -> dict[str, Any]:
+    """As summary.json has it."""
+    config, requests = simulation.config, simulation.requests
+    summary = metrics.summarise(run.outcomes, SLO(config.ttft_slo, config.tbt_slo), run.duration_s)
+    workload = {"trace": FLAGS.trace, "source": simulation.source, "limit": FLAGS.limit, "speed": FLAGS.speed}
+    workload |= {"requests_per_s": arrival_rate(requests)}
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
-    parts = {"pool": run.pool, "hardware": run.hardware, "workload": workload, **cost}
-    results.finish(summary | parts | {"settings": {"config": config.to_json()}})
-    order = {request.id: place for place, request in enumerate(requests)}
-    print_results(sorted(run.outcomes, key=lambda outcome: order[outcome.id]), summary)
-    print(f"results are in {results.out}")
+    parts = {
+        "pool": run.pool,
+        "roles": run.roles,
+        "inlined_prefills": run.inlined_prefills,
+        "faults": run.faults,
+        "hardware": run.hardware,
+    }
+    parts |= {"workload": workload, **cost}
+    settings = SimulatedSettings(config, cost["model"], cost["believed_cost"])
+    return summary | parts | {"settings": settings.to_json() | {"protocol": protocol()}}
 
 
 def make_config() -> SimulationConfig:
@@ -141,6 +225,8 @@ def make_config() -> SimulationConfig:
     model = ARCHITECTURES[FLAGS.model]
     names = set(SimulationConfig.__dataclass_fields__) & set(FLAGS)
     values: dict[str, Any] = {name: FLAGS[name].value for name in names}
+    if FLAGS.coupled and not FLAGS["policy"].present:
+        values["policy"] = DEFAULT_COUPLED_POLICY
     config = SimulationConfig(
         **values
         | {
@@ -154,13 +240,28 @@ def make_config() -> SimulationConfig:
             "link_bytes_per_s": None if FLAGS.link_gbps is None else FLAGS.link_gbps * 1e9 / 8,
             "without": frozenset(FLAGS.without),
         }
+        | _busy_cores(stages)
     )
     block = config.bytes_per_token * config.block_size // stages
-    if config.dram_blocks < 1:
+    if config.dram_blocks < 1 and not config.coupled:
         raise UsageError(f"--dram_mib={FLAGS.dram_mib} does not hold one block, {block / 2**20:.1f} MiB: raise it")
     if config.decoding_pages < 1:
         raise UsageError(f"--device_kv_tokens={FLAGS.device_kv_tokens} is less than a block of {TRACE_BLOCK}: raise it")
     return config
+
+
+def _busy_cores(stages: int) -> dict[str, float]:
+    """What each computation keeps busy, if cores are shared. Raises UsageError."""
+    if FLAGS.cores is None:
+        return {}
+    if stages > 1 or FLAGS.coupled:
+        raise UsageError(f"--cores={FLAGS.cores:g} is for prefill instances of one stage and decoding instances only")
+    if FLAGS.cost in PROFILES:
+        raise UsageError(f"--cores={FLAGS.cores:g} needs --cost=FILE of `mooncake-jax profile`, not {FLAGS.cost}")
+    busy = read_cost_file(Path(FLAGS.cost), FLAGS.model).busy_cores
+    if busy is None:
+        raise UsageError(f"--cost={FLAGS.cost} has no busy_cores, which --cores needs: measure it again on CPUs")
+    return dict(zip(("prefill_cores", "step_cores"), busy, strict=True))
 
 
 def _check_flags() -> None:
@@ -171,10 +272,12 @@ def _check_flags() -> None:
             f"--model={FLAGS.model}: no shape is known by this name; use one of {', '.join(ARCHITECTURES)}"
         )
     check_at_least(FLAGS, 1, "decode", "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch")
+    _check_coupled()
     check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
     check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
-    check_above_zero(FLAGS, "speed", "link_gbps")
-    for name in ("speed", "link_gbps"):
+    check_elastic_flags(FLAGS)
+    check_above_zero(FLAGS, "speed", "link_gbps", "cores")
+    for name in ("speed", "link_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
             raise UsageError(f"--{name}=inf: it must be a finite number")
     for part in FLAGS.without:
@@ -182,10 +285,14 @@ def _check_flags() -> None:
             raise UsageError(f"--without: there is no part {part!r}; use some of {','.join(PARTS)}")
 
 
-def _rows():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        rows = read_trace(FLAGS.trace, FLAGS.limit)
-    for warning in caught:
-        print(f"mooncake-jax simulate: warning: {warning.message}", file=sys.stderr)
-    return rows
+def _check_coupled() -> None:
+    check_at_least(FLAGS, 0, "coupled")
+    check_at_least(FLAGS, 1, *(name for name in ("token_budget", "drop_over") if FLAGS[name].value is not None))
+    pointless, why = (
+        (_SEPARATE, f"--coupled={FLAGS.coupled} instances have no such part")
+        if FLAGS.coupled
+        else (_COUPLED, "it is for --coupled=N")
+    )
+    for name in pointless:
+        if FLAGS[name].present:
+            raise UsageError(f"--{name}={FLAGS[name].value}: {why}; leave it out")

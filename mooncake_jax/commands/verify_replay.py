@@ -4,13 +4,16 @@ Exit code 0 if all answers are the same, 1 if any differs.
 """
 
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
+from mooncake_jax.cluster.actors import ActorSettings
 from mooncake_jax.cluster.time_limit import decision_time
 from mooncake_jax.cluster.verify import load_settings, verify
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.errors import UsageError
+from mooncake_jax.simulate.settings import SimulatedSettings
 
 FLAGS = flags.FlagValues()
 
@@ -18,9 +21,12 @@ FLAGS = flags.FlagValues()
 def main(arguments: list[str]) -> int:
     folders = FLAGS(["verify-replay", *arguments])[1:]
     if len(folders) != 1:
-        raise UsageError(f"verify-replay {' '.join(folders)}: name one folder, the --out of a run of replay")
+        raise UsageError(
+            f"verify-replay {' '.join(folders)}: name one folder, the --out of a run of replay, or of simulate --events"
+        )
     run = Path(folders[0])
-    actors = load_settings(run).actors(decision_time)
+    settings = load_settings(run, _settings)
+    actors = settings.actors(decision_time) if isinstance(settings, ActorSettings) else settings.actors()
     with WorkProgress("replaying", "replayed") as progress:
         verified = verify(run / "events.jsonl", actors, progress.update)
     handled = f"{run}: {verified.events} events of {len(actors)} actors handled again"
@@ -29,3 +35,8 @@ def main(arguments: list[str]) -> int:
         return 0
     print(f"{handled}, {len(verified.differences)} with other actions; the first is {verified.differences[0]}")
     return 1
+
+
+def _settings(values: dict[str, Any]) -> ActorSettings | SimulatedSettings:
+    """Of a run on ranks, or in virtual time."""
+    return SimulatedSettings.from_json(values) if "believed_cost" in values else ActorSettings.from_json(values)

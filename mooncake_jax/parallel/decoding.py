@@ -60,8 +60,16 @@ class _Rows(NamedTuple):
     logprobs: jax.Array  # bool; whether any request asked for them
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedKV:
+    """A prompt's KV on the device, not in pages yet: of each layer [2, P * page, K, D], P pages with the padding."""
+
+    layers: tuple[jax.Array, ...]
+    tokens: int
+
+
 class DecodingEngine:
-    """One model's batch and its pages. Not thread-safe: one thread joins, steps and leaves."""
+    """One model's batch and its pages. Not thread-safe but for stage(): one thread joins, steps and leaves."""
 
     def __init__(self, model: LoadedModel, max_batch: int, page_size: int, num_pages: int):
         """num_pages, of page_size tokens each, are the requests' to use; one more is kept as scratch."""
@@ -116,25 +124,43 @@ class DecodingEngine:
         for power in range((pages - 1).bit_length() + 1):
             tokens = min(self._page << power, config.max_context)
             kv = np.zeros((config.num_layers, 2, tokens, config.num_kv_heads, config.head_dim), self._model.dtype)
-            self._fill([_SCRATCH] * self.pages_for(tokens), kv)
+            self._fill([_SCRATCH] * self.pages_for(tokens), self.stage(kv))
+
+    def stage(self, kv: np.ndarray) -> StagedKV:
+        """Copies a prompt's KV [L, 2, S, K, D] to the device, and waits until it is there: the part of join() that
+        needs neither batch nor pages, so that another thread can do it while this one steps.
+
+        kv's memory may be used again after the call. Raises ValueError if it does not fit the model.
+        """
+        self._check_kv(kv)
+        bucket = 1 << (self.pages_for(kv.shape[2]) - 1).bit_length()
+        layers = []
+        for layer in kv:
+            # Fresh memory for each layer: JAX may use it uncopied.
+            data = np.zeros((2, bucket * self._page, *layer.shape[2:]), self._stored)
+            data[:, : layer.shape[1]] = layer.view(self._stored)
+            layers.append(jax.device_put(data))
+        return StagedKV(tuple(jax.block_until_ready(layers)), kv.shape[2])
 
     def join(
         self,
         request_id: int,
-        kv: np.ndarray,
+        kv: np.ndarray | StagedKV,
         first_token: int,
         max_context_tokens: int,
         sampling: Sampling = Sampling(),
     ) -> None:
-        """Adds a request whose prompt's KV is kv [L, 2, S, K, D] and whose first output token prefill has sampled.
+        """Adds a request whose prompt's KV is kv [L, 2, S, K, D], or what stage() made of it, and whose first output
+        token prefill has sampled.
 
         Takes pages for max_context_tokens (prompt and output together) at once, so that a request in the batch can
         always finish. kv is copied: after the call the caller may reuse its memory. Raises CapacityError if slots or
         pages lack, ValueError if the request is in the batch already, or kv, first_token or max_context_tokens do not
         fit the model.
         """
-        tokens = kv.shape[2]
-        self._check_join(request_id, kv, first_token, max_context_tokens)
+        staged = kv if isinstance(kv, StagedKV) else self.stage(kv)
+        tokens = staged.tokens
+        self._check_join(request_id, tokens, first_token, max_context_tokens)
         needed = self.pages_for(max_context_tokens)
         if len(self._running) >= self._max_batch:
             raise CapacityError(
@@ -146,7 +172,7 @@ class DecodingEngine:
                 "wait until a request leaves"
             )
         pages = [self._free.pop() for _ in range(needed)]
-        self._fill(pages[: self.pages_for(tokens)], kv)
+        self._fill(pages[: self.pages_for(tokens)], staged)
         self._running[request_id] = _Running(pages, tokens, max_context_tokens, first_token, sampling)
         self._rows = None
 
@@ -205,15 +231,16 @@ class DecodingEngine:
             )
             assert 1 <= request.context <= request.max_context, f"{request_id} outgrew its pages"
 
-    def _check_join(self, request_id: int, kv: np.ndarray, first_token: int, max_context_tokens: int) -> None:
+    def _check_kv(self, kv: np.ndarray) -> None:
         config = self._model.config
-        tokens, wanted = kv.shape[2], (config.num_layers, 2, kv.shape[2], config.num_kv_heads, config.head_dim)
+        wanted = (config.num_layers, 2, kv.shape[2], config.num_kv_heads, config.head_dim)
+        if kv.shape != wanted or kv.dtype != self._model.dtype or kv.shape[2] < 1:
+            raise ValueError(f"kv is {kv.dtype} {list(kv.shape)}; needed is {self._model.dtype} {list(wanted)}")
+
+    def _check_join(self, request_id: int, tokens: int, first_token: int, max_context_tokens: int) -> None:
+        config = self._model.config
         if request_id in self._running:
             raise ValueError(f"request {request_id} is in the batch already; it must leave before it joins again")
-        if kv.shape != wanted or kv.dtype != self._model.dtype or tokens < 1:
-            raise ValueError(
-                f"request {request_id}: kv is {kv.dtype} {list(kv.shape)}; needed is {self._model.dtype} {list(wanted)}"
-            )
         if not 0 <= first_token < config.vocab_size:
             raise ValueError(
                 f"request {request_id}: first_token is {first_token}; this model knows 0 to {config.vocab_size - 1}"
@@ -228,19 +255,16 @@ class DecodingEngine:
         """Attention multiplies what is behind a request's end in its pages by 0, which makes NaN of what is NaN."""
         config = self._model.config
         layer = np.zeros((2, len(pages) * self._page, config.num_kv_heads, config.head_dim), self._model.dtype)
-        self._fill(pages, np.broadcast_to(layer, (config.num_layers, *layer.shape)))
+        self._fill(pages, self.stage(np.broadcast_to(layer, (config.num_layers, *layer.shape))))
 
-    def _fill(self, pages: Sequence[int], kv: np.ndarray) -> None:
-        """Copies a prompt's KV into pages, layer by layer; their number is padded so that few shapes are compiled."""
-        bucket = 1 << (len(pages) - 1).bit_length()
+    def _fill(self, pages: Sequence[int], kv: StagedKV) -> None:
+        """Writes a prompt's KV into pages, layer by layer; their number is padded so that few shapes are compiled."""
+        bucket = kv.layers[0].shape[1] // self._page
         self._shapes.add(("fill", bucket))
         ids = np.full(bucket, _SCRATCH, np.int32)
         ids[: len(pages)] = pages
-        for i, layer in enumerate(kv):
-            # Fresh memory for each layer: JAX may read it, uncopied, until the write has happened.
-            data = np.zeros((2, bucket * self._page, *layer.shape[2:]), self._stored)
-            data[:, : layer.shape[1]] = layer.view(self._stored)
-            self._pages = self._write(self._pages, np.int32(i), ids, data)
+        for i, layer in enumerate(kv.layers):
+            self._pages = self._write(self._pages, np.int32(i), ids, layer)
 
     def _make_rows(self, running: list[_Running], size: int) -> _Rows:
         """The requests' rows, padded to size."""

@@ -90,8 +90,42 @@ class LoadKVCache:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """One token for every request of the batch. Answered by StepDone or StepFailed."""
+    """One token for every request of the batch. Answered by StepDone or StepFailed.
 
+    yields: after this step the device is wanted for something else; without it a simulation looks many steps ahead.
+    """
+
+    batch: tuple[int, ...]
+    yields: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InlinePrefill:
+    """Compute the whole prompt on the device of a decoding instance, which has nothing else to compute meanwhile.
+    Answered by PrefillInlined or PrefillFailed.
+    """
+
+    dispatch: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPart:
+    """So many tokens of a prompt, from the one at `start` on; the KVCache of those before it is on the device."""
+
+    dispatch: int
+    request: Request
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunIteration:
+    """At a coupled instance: compute these parts of prompts, and one token for every request of the batch. Answered by
+    StepDone, with the tokens of the batch and the first ones of those prompts that are whole then, or StepFailed.
+    """
+
+    parts: tuple[PrefillPart, ...]
     batch: tuple[int, ...]
 
 
@@ -104,5 +138,5 @@ class DropKVCache:
 
 Action: TypeAlias = (
     Send | Later | Report | RunPrefill | PromoteBlocks | FetchBlocks | AbandonCopy | WriteBlocks | LoadKVCache | RunStep
-    | DropKVCache
+    | InlinePrefill | RunIteration | DropKVCache
 )  # fmt: skip

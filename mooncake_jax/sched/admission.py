@@ -46,7 +46,7 @@ class Limits:
 
     def ttft(self, request: RequestView, dispatch: Dispatch, view: ClusterView, now: float) -> Reject | None:
         """Why this TTFT is too long."""
-        queued = view.prefill[dispatch.prefill].seconds(now)
+        queued = 0.0 if dispatch.inlined else view.prefill[dispatch.prefill].seconds(now)
         felt = dispatch.ttft + (self._demand.felt(request, queued) - queued)
         return _above("TTFT", felt, view.slo_of(request).ttft, felt > dispatch.ttft, request)
 

@@ -12,6 +12,7 @@ from mooncake_jax import metrics
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Request, TokenLogprobs
 from mooncake_jax.sched.actions import Action, Later, Report, Send
 from mooncake_jax.sched.decisions import Fault, Reject
+from mooncake_jax.sched.elastic import ElasticRoles
 from mooncake_jax.sched.messages import (
     Arrived,
     BlocksPromoted,
@@ -28,6 +29,7 @@ from mooncake_jax.sched.messages import (
     PrefillDone,
     PrefillFailed,
     PrefillStarted,
+    ReviewRoles,
     SSDReported,
     StartPrefill,
     StepsDecoded,
@@ -60,25 +62,30 @@ class _Attempt:
     prompt_tokens: int
     prefill: str
     decoding: str
+    inlined: bool
 
 
 class Conductor:
     """request_timeout: seconds from arrival after which a request fails, whatever keeps it. prefill_work: what each
-    prefill instance has computed so far.
+    prefill instance has computed so far; inlined_prefills: how many decoding instances have. roles: what moves
+    instances between prefill and decoding, None: nothing.
     """
 
-    def __init__(self, view: ClusterView, scheduler: Scheduler, request_timeout: float):
-        self.view, self.scheduler, self.request_timeout = view, scheduler, request_timeout
+    def __init__(
+        self, view: ClusterView, scheduler: Scheduler, request_timeout: float, roles: ElasticRoles | None = None
+    ):
+        self.view, self.scheduler, self.request_timeout, self.roles = view, scheduler, request_timeout, roles
         self.open: dict[str, _Open] = {}
         self.attempts: dict[int, _Attempt] = {}
         self.reservations = Reservations(view.pool)
         self.prefill_work = defaultdict(PrefillWork, {node: PrefillWork() for node in view.prefill})
-        self.dispatched = 0
+        self.dispatched = self.inlined_prefills = 0
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
             case Arrived(request, None):
-                return [*self._dispatch(request, now), Later(self.request_timeout, Expired(request.id))]
+                looks = self.roles.arrived(now) if self.roles is not None else []
+                return [*self._dispatch(request, now), Later(self.request_timeout, Expired(request.id)), *looks]
             case Arrived(request, invalid):
                 return [Report(metrics.outcome(request, REJECTED, reason=invalid))]
             case SSDReported(node, stored):
@@ -109,6 +116,8 @@ class Conductor:
             case Expired(request_id):
                 reason = f"not finished within {self.request_timeout:g} s"
                 return self._cancel(self.open.get(request_id)) + self._end(self.open.get(request_id), FAILED, reason)
+            case ReviewRoles():
+                return self.roles.due(now, bool(self.open))
             case Interrupted():
                 return [
                     a for entry in list(self.open.values()) for a in self._end(entry, FAILED, "the run was interrupted")
@@ -126,12 +135,13 @@ class Conductor:
         self.dispatched += 1
         number, view = self.dispatched, self.view
         reservation = self.reservations.begin(number, request, decision)
-        matched = view.pool.matched(decision.prefill, request.block_keys)
+        matched = 0 if decision.inlined else view.pool.matched(decision.prefill, request.block_keys)
         if reservation.replication is not None:
             matched = max(matched, decision.replicate_blocks)
             tokens = len(reservation.replication.target_blocks) * view.block_size
             view.copy_started(number, reservation.replication.source, tokens, now)
-        self.attempts[number] = _Attempt(request.id, request.prompt_tokens, decision.prefill, decision.decoding)
+        goes = decision.prefill, decision.decoding, decision.inlined
+        self.attempts[number] = _Attempt(request.id, request.prompt_tokens, *goes)
         self.open[request.id] = _Open(request, number)
         reused = view.reusable_tokens(matched, request.prompt_tokens)
         view.dispatched(number, RequestView.of(request), decision, reused, now)
@@ -156,13 +166,17 @@ class Conductor:
         attempt = self.attempts[message.dispatch]
         actions: list[Action] = [*self.reservations.prefill_ended(message)]
         if isinstance(message, PrefillDone):
-            self.prefill_work[message.node].add(attempt.prompt_tokens, message.reused_tokens)
+            if attempt.inlined:
+                self.inlined_prefills += 1
+                self.view.inlined(message.dispatch, message.node, message.seconds)
+            else:
+                self.prefill_work[message.node].add(attempt.prompt_tokens, message.reused_tokens)
             self.view.prefill_done(message.dispatch, message.node, attempt.decoding, now)
             actions += self._judge_prefilled(message.dispatch, attempt, now)
         else:
             self.view.prefill_failed(message.dispatch, message.node)
             entry = self._current(message.dispatch)
-            if entry is not None and self._alive(attempt.decoding):  # it may hold KVCache that will never be whole
+            if entry is not None and self.view.alive(attempt.decoding):  # it may hold KVCache that will never be whole
                 actions.append(Send(attempt.decoding, Cancel(message.dispatch)))
             if entry is not None and message.again:
                 self._leave_decoding(message.dispatch)
@@ -266,17 +280,15 @@ class Conductor:
         if entry is None:
             return []
         attempt = self.attempts[entry.dispatch]
-        return [Send(node, Cancel(entry.dispatch)) for node in (attempt.prefill, attempt.decoding) if self._alive(node)]
-
-    def _alive(self, node: str) -> bool:
-        return node in self.view.prefill or node in self.view.decoding
+        nodes = dict.fromkeys((attempt.prefill, attempt.decoding))  # it may be one
+        return [Send(node, Cancel(entry.dispatch)) for node in nodes if self.view.alive(node)]
 
     def _node_lost(self, node: str, now: float) -> list[Action]:
         """Requests with no token yet are dispatched again; those that were decoding there fail."""
         self.view.lost(node)
         actions: list[Action] = []
         for number in self.reservations.copied_from(node):
-            if self._alive(self.attempts[number].prefill):  # its answer frees the blocks
+            if self.view.alive(self.attempts[number].prefill):  # its answer frees the blocks
                 actions.append(Send(self.attempts[number].prefill, CopyLost(number, f"{node} is lost")))
         prefilling = set(self.reservations.node_lost(node))
         for number, attempt in list(self.attempts.items()):
@@ -302,6 +314,8 @@ class Conductor:
             assert entry.dispatch in self.attempts, f"{entry.request.id}: open without an attempt"
         self.view.check()
         self.reservations.check()
+        if self.roles is not None:
+            self.roles.check()
         if not self.attempts:
             assert self.view.idle, "work is queued for nobody"
 

@@ -16,12 +16,13 @@ from mooncake_jax.errors import UsageError
 from mooncake_jax.model.config import LlamaConfig
 from mooncake_jax.model.files import shown
 from mooncake_jax.sched.cost import CostModel, PolynomialCost
+from mooncake_jax.sched.cost_padded import PaddedCost
 from mooncake_jax.sched.cost_table import Rows, TableCost
 from mooncake_jax.sched.profiles import PROFILED_MODELS, PROFILES
 from mooncake_jax.sched.roofline import Efficiency, RooflineCost
 
 UNITS = {"time": "s", "length": "tokens", "size": "bytes"}
-_KINDS = {"polynomial": PolynomialCost, "table": TableCost, "roofline": RooflineCost}
+_KINDS = {"polynomial": PolynomialCost, "padded": PaddedCost, "table": TableCost, "roofline": RooflineCost}
 _TERMS = {"prefill_coefficients": 3, "step_coefficients": 3}  # of the others 2
 _SHOWN = 12  # hex digits of a fingerprint
 _MOST, _MOST_WHOLE = 1e100, 2**53  # beyond all times and sizes, and within what floats hold
@@ -45,13 +46,15 @@ class CostRange:
 @dataclass(frozen=True, slots=True)
 class CostFile:
     """model: its name, fingerprint: that of its weights and dtype (sources.model_fingerprint), None where any weights
-    do.
+    do. busy_cores: how many cores a prefill and a decoding step kept busy, None where not the CPU computed or nobody
+    looked.
     """
 
     model: str
     fingerprint: bytes | None
     range: CostRange
     cost: CostModel
+    busy_cores: tuple[float, float] | None = None
 
 
 def resolve_cost(name_or_path: str, model: str, fingerprint: bytes | None = None) -> CostModel:
@@ -70,13 +73,15 @@ def resolve_cost(name_or_path: str, model: str, fingerprint: bytes | None = None
 
 def write_cost_file(path: Path, file: CostFile) -> None:
     """Whole or not at all. Raises OSError."""
+    cost = cost_to_json(file.cost)
     data = {
-        "kind": next(name for name, kind in _KINDS.items() if isinstance(file.cost, kind)),
+        "kind": cost.pop("kind"),
         "model": file.model,
         "fingerprint": None if file.fingerprint is None else file.fingerprint.hex(),
         "units": UNITS,
         "range": asdict(file.range),
-        "cost": _cost_to_json(file.cost),
+        "busy_cores": file.busy_cores,
+        "cost": cost,
     }
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -86,8 +91,10 @@ def write_cost_file(path: Path, file: CostFile) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _cost_to_json(cost: CostModel) -> dict[str, Any]:
-    values = {field.name: getattr(cost, field.name) for field in fields(cost)}
+def cost_to_json(cost: CostModel) -> dict[str, Any]:
+    """Its kind and its fields, one of this module's kinds; cost_from_json takes them."""
+    kind = next(name for name, kind in _KINDS.items() if type(cost) is kind)
+    values = {"kind": kind} | {field.name: getattr(cost, field.name) for field in fields(cost)}
     if isinstance(cost, RooflineCost):
         return values | {"model": cost.model.to_hf(), "efficiency": asdict(cost.efficiency)}
     return values
@@ -99,9 +106,7 @@ def read_cost_file(path: Path, model: str, fingerprint: bytes | None = None) -> 
     Raises UsageError for a missing or wrong field, another model, or a negative prediction.
     """
     data = _Object(_read_json(path), str(path))
-    kind = data.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise UsageError(f"{path}: kind is {shown(kind)}; use one of {', '.join(_KINDS)}")
+    kind = _kind(data)
     if data.get("units") != UNITS:
         raise UsageError(f"{path}: units are {shown(data.get('units'))}; convert the numbers to {UNITS}")
     spread = data.object("range")
@@ -109,11 +114,21 @@ def read_cost_file(path: Path, model: str, fingerprint: bytes | None = None) -> 
         model=data.text("model"),
         fingerprint=data.hex("fingerprint"),
         range=CostRange(**{field.name: spread.interval(field.name) for field in fields(CostRange)}),
-        cost=_cost_from_json(_KINDS[kind], data.object("cost"), path),
+        cost=_cost_from_json(kind, data.object("cost"), str(path)),
+        busy_cores=_busy_cores(data),
     )
     _check_model(file, path, model, fingerprint)
     check_predictions(file.cost, file.range, str(path))
     return file
+
+
+def _busy_cores(data: "_Object") -> tuple[float, float] | None:
+    if data.get("busy_cores") is None:
+        return None
+    prefill, step = data.numbers("busy_cores", 2)
+    if not (prefill > 0 and step > 0):
+        raise UsageError(f"{data.origin}: busy_cores is {[prefill, step]}; both must be above 0")
+    return prefill, step
 
 
 def check_predictions(cost: CostModel, used: CostRange, origin: str) -> None:
@@ -155,19 +170,36 @@ def _check_model(file: CostFile, path: Path, model: str, fingerprint: bytes | No
         raise UsageError(f"{path}: costs of {whose}, not of {wanted}; run `mooncake-jax profile --model={model}`")
 
 
-def _cost_from_json(kind: type, data: "_Object", path: Path) -> CostModel:
+def cost_from_json(values: dict[str, Any], origin: str) -> CostModel:
+    """What cost_to_json told, once it has been through JSON. Raises UsageError, which names the origin, for a missing
+    or wrong field.
+    """
+    data = _Object(values, origin)
+    return _cost_from_json(_kind(data), data, origin)
+
+
+def _kind(data: "_Object") -> type:
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise UsageError(f"{data.origin}: kind is {shown(kind)}; use one of {', '.join(_KINDS)}")
+    return _KINDS[kind]
+
+
+def _cost_from_json(kind: type, data: "_Object", origin: str) -> CostModel:
     names = [field.name for field in fields(kind)]
     values: dict[str, Any] = {name: data.numbers(name, _TERMS.get(name, 2)) for name in names if "coefficients" in name}
     try:
         if kind is TableCost:
             return TableCost(**values, **{name: data.rows(name) for name in names if "rows" in name})
         if kind is RooflineCost:
-            model = LlamaConfig.from_hf(data.object("model").values, f"{path}: model")
+            model = LlamaConfig.from_hf(data.object("model").values, f"{origin}: model")
             shares = data.object("efficiency")
             efficiency = Efficiency(**{field.name: shares.number(field.name) for field in fields(Efficiency)})
             return RooflineCost(model, data.text("accelerator"), data.whole("tp"), efficiency, **values)
+        if kind is PaddedCost:
+            return PaddedCost(**values, chunk=data.whole("chunk"))
     except UsageError as error:
-        raise error if str(error).startswith(str(path)) else UsageError(f"{path}: {error}") from None
+        raise error if str(error).startswith(origin) else UsageError(f"{origin}: {error}") from None
     return PolynomialCost(**values)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Prefill here, decode there; first copy the leading `replicate_blocks` blocks from `replicate_from`, if that is
-    set.
+    set. inlined: the decoding instance computes the prompt itself, and is `prefill` too (inline.py; no policy says so).
     """
 
     prefill: str
@@ -15,6 +15,7 @@ class Dispatch:
     tbt: float  # predicted for when it has joined all that has been sent there, seconds
     replicate_from: str | None = None
     replicate_blocks: int = 0
+    inlined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,6 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A policy or an admission went wrong itself: the request fails, for this reason."""
+    """The request fails, for this reason: a policy or an admission went wrong itself, or nobody is there to serve."""
 
     reason: str

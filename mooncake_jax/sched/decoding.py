@@ -5,14 +5,18 @@ join the next batch. Memory for the whole output is set aside on joining, so tha
 
 Conductor chose this instance before the prefill, and its load may have changed since: as the KVCache arrives TBT is
 judged again, by what is really here, and a request that would break a TBT SLO is rejected (report 3 and 7).
+
+A request whose prefill is inlined (inline.py) waits with the others for its place in device memory, and then for the
+device: between two steps at most one prompt is computed.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from mooncake_jax.request import Request
-from mooncake_jax.sched.actions import Action, DropKVCache, LoadKVCache, RunStep, Send
+from mooncake_jax.request import TokenLogprobs
+from mooncake_jax.sched.actions import Action, DropKVCache, InlinePrefill, LoadKVCache, RunStep, Send
+from mooncake_jax.sched.batching import ContinuousBatching, DecodingLimits, Running
 from mooncake_jax.sched.messages import (
     CONDUCTOR,
     Cancel,
@@ -21,32 +25,15 @@ from mooncake_jax.sched.messages import (
     KVCacheLoaded,
     KVCacheReceived,
     Message,
+    PrefillDone,
+    PrefillFailed,
+    PrefillInlined,
+    PrefillStarted,
+    StartPrefill,
     StepDone,
     StepFailed,
-    StepsDecoded,
     StepsDone,
-    Token,
-    TokensDecoded,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingLimits:
-    """max_batch requests at once; pages of page_size tokens in device memory; ids that end a request; tbt_slo in
-    seconds, of requests that name none.
-    """
-
-    max_batch: int
-    pages: int
-    page_size: int
-    stop_ids: frozenset[int] = frozenset()
-    tbt_slo: float = math.inf
-
-    def pages_for(self, request: Request) -> int:
-        return -(-(request.prompt_tokens + request.output_length) // self.page_size)
-
-    def tbt_slo_of(self, request: Request) -> float:
-        return self.tbt_slo if request.tbt_slo is None else request.tbt_slo
 
 
 class StepCost(Protocol):
@@ -55,29 +42,43 @@ class StepCost(Protocol):
     def step(self, batch: int, context: int) -> float: ...
 
 
-@dataclass(slots=True)
-class _Joined:
-    received: KVCacheReceived
+@dataclass(slots=True, kw_only=True)
+class _Joined(Running):
     pages: int
-    produced: int = 0
+    first_token: int | None = None
+    logprobs: TokenLogprobs | None = None  # of the first token
 
 
-class DecodingInstance:
-    """cost: of its own steps, to judge TBT by as KVCache arrives; None: whatever arrives is decoded."""
+Coming: TypeAlias = KVCacheReceived | StartPrefill
+
+
+class DecodingInstance(ContinuousBatching):
+    """cost: of its own steps, to judge TBT by as KVCache arrives; None: whatever arrives is decoded.
+
+    waiting: for a place in device memory; loading: have it, and are not in the batch yet; to_inline: those of them that
+    wait for the device, which `inlining` has.
+    """
 
     def __init__(self, name: str, limits: DecodingLimits, cost: StepCost | None = None):
-        self.name, self.limits, self.cost = name, limits, cost
-        self.waiting: list[KVCacheReceived] = []
+        super().__init__(name, limits)
+        self.cost = cost
+        self.waiting: list[Coming] = []
         self.loading: dict[int, _Joined] = {}
-        self.batch: dict[int, _Joined] = {}
-        self.stepping = False
+        self.to_inline: list[int] = []
+        self.inlining: int | None = None
+        self.batch: dict[int, _Joined]
+        self._step_due = False  # a prompt was computed since the last one
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
-            case KVCacheReceived():
+            case KVCacheReceived() | StartPrefill():
                 actions = self._receive(message)
             case KVCacheLoaded(dispatch, stopped):
                 actions = self._join(dispatch, stopped, now)
+            case PrefillInlined():
+                actions = self._inlined(message, now)
+            case PrefillFailed():
+                actions = self._not_inlined(message)
             case StepDone():
                 self.stepping = False
                 actions = self._deliver(message, now)
@@ -93,25 +94,29 @@ class DecodingInstance:
                 actions = self._cancel(dispatch)
             case _:
                 raise TypeError(f"{self.name} cannot handle {type(message).__name__}")
-        return actions + self._load_waiting() + self._step()
+        return actions + self._take_in_waiting() + self._use_device()
 
-    def _receive(self, received: KVCacheReceived) -> list[Action]:
-        needed = self.limits.pages_for(received.request)
+    def _receive(self, coming: Coming) -> list[Action]:
+        needed = self.limits.pages_for(coming.request)
         if needed > self.limits.pages:  # it would wait for ever, and all behind it
             reason = f"needs {needed} pages, of which there are {self.limits.pages}"
-            failed = DecodingFailed(received.dispatch, self.name, reason)
-            return [DropKVCache(received.dispatch), Send(CONDUCTOR, failed)]
-        if (rejected := self._breaks_slo(received)) is not None:
-            return [DropKVCache(received.dispatch), Send(CONDUCTOR, rejected)]
-        self.waiting.append(received)
+            return self._refuse(coming, DecodingFailed(coming.dispatch, self.name, reason))
+        if (rejected := self._breaks_slo(coming)) is not None:
+            return self._refuse(coming, rejected)
+        self.waiting.append(coming)
         return []
 
-    def _breaks_slo(self, received: KVCacheReceived) -> DecodingRejected | None:
+    def _refuse(self, coming: Coming, told: DecodingFailed | DecodingRejected) -> list[Action]:
+        if isinstance(coming, StartPrefill):
+            return [Send(CONDUCTOR, told), Send(CONDUCTOR, PrefillFailed(coming.dispatch, self.name, told.reason))]
+        return [DropKVCache(coming.dispatch), Send(CONDUCTOR, told)]
+
+    def _breaks_slo(self, coming: Coming) -> DecodingRejected | None:
         """Why it may not join those that are here, who keep their SLOs too."""
         if self.cost is None:
             return None
-        here = [(j.received.request, j.produced) for j in (*self.batch.values(), *self.loading.values())]
-        here += [(waiting.request, 0) for waiting in (*self.waiting, received)]
+        here = [(j.request, j.produced) for j in (*self.batch.values(), *self.loading.values())]
+        here += [(waiting.request, 0) for waiting in (*self.waiting, coming)]
         together = here[-self.limits.max_batch :]  # the first to come are the first to leave
         limit = min([self.limits.tbt_slo_of(request) for request, _ in together])
         if limit == math.inf:
@@ -120,9 +125,9 @@ class DecodingInstance:
         if not tbt > limit:
             return None
         reason = "predicted TBT is above the SLO as its KVCache arrives"
-        return DecodingRejected(received.dispatch, self.name, reason, tbt, limit)
+        return DecodingRejected(coming.dispatch, self.name, reason, tbt, limit)
 
-    def _load_waiting(self) -> list[Action]:
+    def _take_in_waiting(self) -> list[Action]:
         actions = []
         while self.waiting and len(self.batch) + len(self.loading) < self.limits.max_batch:
             head = self.waiting[0]
@@ -130,7 +135,11 @@ class DecodingInstance:
             if self._pages_used() + pages > self.limits.pages:
                 break
             del self.waiting[0]
-            self.loading[head.dispatch] = _Joined(head, pages)
+            self.loading[head.dispatch] = joined = _Joined(request=head.request, pages=pages)
+            if isinstance(head, StartPrefill):
+                self.to_inline.append(head.dispatch)
+                continue
+            joined.first_token, joined.logprobs = head.first_token, head.logprobs
             actions.append(LoadKVCache(head.dispatch, head.request, head.first_token))
         return actions
 
@@ -143,54 +152,34 @@ class DecodingInstance:
         if joined is None:  # cancelled meanwhile
             return []
         self.batch[dispatch] = joined
-        first, known = joined.received.first_token, joined.received.logprobs
-        logprobs = ((dispatch, known),) if known is not None else ()
-        return self._deliver(StepDone(((dispatch, first),), 0.0, (dispatch,) * stopped, logprobs), now)
+        logprobs = ((dispatch, joined.logprobs),) if joined.logprobs is not None else ()
+        return self._deliver(StepDone(((dispatch, joined.first_token),), 0.0, (dispatch,) * stopped, logprobs), now)
 
-    def _deliver(self, step: StepDone, now: float) -> list[Action]:
-        """Hand out one token for each request; those that are done leave the batch."""
-        delivered, leaving, logprobs = [], [], dict(step.logprobs)
-        for dispatch, token_id in step.tokens:
-            joined = self.batch.get(dispatch)
-            if joined is None:  # cancelled meanwhile
-                continue
-            joined.produced += 1
-            last = dispatch in step.stopped or self._is_last(joined, token_id)
-            delivered.append(Token(dispatch, token_id, last, logprobs.get(dispatch)))
-            if last:
-                del self.batch[dispatch]
-                leaving.append(DropKVCache(dispatch))
-        if not delivered:
-            return leaving
-        return [*leaving, Send(CONDUCTOR, TokensDecoded(self.name, now, tuple(delivered)))]
+    def _inlined(self, done: PrefillInlined, now: float) -> list[Action]:
+        self.inlining, self._step_due = None, True
+        dispatch, joined = done.dispatch, self.loading.get(done.dispatch)
+        if joined is not None:
+            joined.first_token, joined.logprobs = done.first_token, done.logprobs
+        ended = PrefillDone(dispatch, self.name, 0, done.seconds, (), top_logits=done.top_logits)
+        return [Send(CONDUCTOR, ended), *self._join(dispatch, done.stopped, now)]
 
-    def _deliver_steps(self, steps: StepsDone) -> list[Action]:
-        """What _deliver() would do for each of them."""
-        delivered, ended, count = [], [], len(steps.ends)
-        for dispatch in steps.batch:
-            joined = self.batch.get(dispatch)
-            if joined is None:  # cancelled meanwhile
-                continue
-            joined.produced += count
-            delivered.append(dispatch)
-            if joined.produced >= joined.received.request.output_length:
-                del self.batch[dispatch]
-                ended.append(dispatch)
-        if not delivered:
+    def _not_inlined(self, failed: PrefillFailed) -> list[Action]:
+        self.inlining = None
+        self.loading.pop(failed.dispatch, None)
+        return [Send(CONDUCTOR, failed)]
+
+    def _use_device(self) -> list[Action]:
+        """For the next step, or for a prompt if there was a step since the last one, or nobody to make one for."""
+        if self.stepping or self.inlining is not None:
             return []
-        news = StepsDecoded(self.name, steps.ends, tuple(delivered), tuple(ended))
-        return [*map(DropKVCache, ended), Send(CONDUCTOR, news)]
-
-    def _is_last(self, joined: _Joined, token_id: int | None) -> bool:
-        request = joined.received.request
-        end_of_text = token_id in self.limits.stop_ids and not request.ignore_eos
-        return end_of_text or token_id in request.stop_ids or joined.produced >= request.output_length
-
-    def _step(self) -> list[Action]:
-        if self.stepping or not self.batch:
+        if self.to_inline and not (self._step_due and self.batch):
+            self.inlining = dispatch = self.to_inline.pop(0)
+            started = PrefillStarted(dispatch, self.name, 0)
+            return [Send(CONDUCTOR, started), InlinePrefill(dispatch, self.loading[dispatch].request)]
+        if not self.batch:
             return []
-        self.stepping = True
-        return [RunStep(tuple(self.batch))]
+        self.stepping, self._step_due = True, False
+        return [RunStep(tuple(self.batch), yields=bool(self.to_inline))]
 
     def _fail(self, dispatch: int, reason: str) -> list[Action]:
         if self.batch.pop(dispatch, None) is None and self.loading.pop(dispatch, None) is None:
@@ -198,9 +187,16 @@ class DecodingInstance:
         return [DropKVCache(dispatch), Send(CONDUCTOR, DecodingFailed(dispatch, self.name, reason))]
 
     def _cancel(self, dispatch: int) -> list[Action]:
-        self.waiting = [w for w in self.waiting if w.dispatch != dispatch]
+        """A prompt that is being computed is left to its end."""
+        given_up = dispatch in self.to_inline
+        for waiting in [waiting for waiting in self.waiting if waiting.dispatch == dispatch]:
+            self.waiting.remove(waiting)
+            given_up = isinstance(waiting, StartPrefill)
+        self.to_inline = [d for d in self.to_inline if d != dispatch]
         self.loading.pop(dispatch, None)
         self.batch.pop(dispatch, None)
+        if given_up:
+            return [Send(CONDUCTOR, PrefillFailed(dispatch, self.name, "cancelled"))]
         return [DropKVCache(dispatch)]
 
     def check(self) -> None:
@@ -210,3 +206,5 @@ class DecodingInstance:
         )
         assert len(self.batch) + len(self.loading) <= self.limits.max_batch, f"{self.name}: batch is over its maximum"
         assert not set(self.batch) & set(self.loading), f"{self.name}: a request is loading and decoding"
+        assert set(self.to_inline) <= set(self.loading), f"{self.name}: a prompt waits for the device without a place"
+        assert not self.stepping or self.inlining is None, f"{self.name}: a step and a prompt at once"

@@ -9,11 +9,12 @@ reject what misses its SLO, are SLOCheck in admission.py.
 import math
 import sys
 from collections.abc import Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from mooncake_jax.errors import UsageError
-from mooncake_jax.sched.decisions import Dispatch, Reject
-from mooncake_jax.sched.placement import least_loaded, nobody_alive
+from mooncake_jax.sched.decisions import Dispatch
+from mooncake_jax.sched.placement import least_loaded
 from mooncake_jax.sched.view import ClusterView, RequestView
 
 LARGEST = sys.float_info.max  # best_len / 0: less than a threshold of math.inf, which nothing reaches
@@ -38,9 +39,7 @@ class KVCacheCentric:
             )
         self.threshold = threshold
 
-    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
-        if (reject := nobody_alive(view)) is not None:
-            return reject
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch:
         matches = view.pool.match(request.block_keys)
         best = best_match(view, matches)
         prefill, ttft = self._quickest(request, view, now, matches, best)
@@ -101,10 +100,9 @@ class AdaptiveKVCacheCentric(KVCacheCentric):
     STEP = 1.05
     MOST = 64.0
 
-    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch:
         decision = super().choose(request, view, now)
-        if isinstance(decision, Dispatch):
-            self._adapt(request, view, decision.prefill)
+        self._adapt(request, view, decision.prefill)
         return decision
 
     def _adapt(self, request: RequestView, view: ClusterView, prefill: str) -> None:
@@ -130,8 +128,8 @@ class AdaptiveKVCacheCentric(KVCacheCentric):
 
 
 def best_match(view: ClusterView, matches: Mapping[str, int]) -> Match:
-    """The longest; of equals, that of the first instance."""
-    node = max(view.prefill, key=matches.__getitem__)
+    """The longest; of equals, that of the first instance. Those that have moved to decoding keep what they have."""
+    node = max(chain(view.prefill, view.moved), key=matches.__getitem__)
     return Match(node, matches[node])
 
 

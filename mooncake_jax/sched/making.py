@@ -1,15 +1,18 @@
 """What Conductor is made of, from the settings of a cluster: of ranks, or in virtual time."""
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from mooncake_jax.cache.pool import KVCachePool
+from mooncake_jax.errors import UsageError
 from mooncake_jax.request import SLO
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.decoding_load import DecodingLoad
+from mooncake_jax.sched.elastic import DivergingLoads, ElasticRoles, RolePolicy
 from mooncake_jax.sched.plugins import load_admission, load_policy
 from mooncake_jax.sched.prefill_queue import PrefillQueue
 from mooncake_jax.sched.scheduler import Scheduler
@@ -21,6 +24,7 @@ TimeLimit = Callable[[], AbstractContextManager]
 class Settings(Protocol):
     """What the configurations of both kinds of cluster have."""
 
+    prefill: int
     stages: int
     prefill_chunk: int
     block_size: int
@@ -33,6 +37,9 @@ class Settings(Protocol):
     ttft_slo: float
     tbt_slo: float
     request_timeout: float
+    elastic_roles: bool
+    elastic_after_s: float
+    inline_prefill: bool
 
     @property
     def prefill_nodes(self) -> tuple[str, ...]: ...
@@ -56,7 +63,9 @@ class Capacities:
 def make_conductor(
     settings: Settings, capacities: Capacities, cost: CostModel, time_limit: TimeLimit = nullcontext
 ) -> Conductor:
-    """cost: what Conductor believes. Raises UsageError where a policy or an admission cannot be loaded."""
+    """cost: what Conductor believes. Raises UsageError where a policy or an admission cannot be loaded, and where roles
+    cannot be elastic.
+    """
     view = ClusterView(
         prefill={node: PrefillQueue(settings.stages, settings.prefill_chunk) for node in settings.prefill_nodes},
         decoding={node: DecodingLoad() for node in settings.decoding_nodes},
@@ -66,12 +75,37 @@ def make_conductor(
         block_size=settings.block_size,
         bytes_per_token=capacities.bytes_per_token,
         kv_tokens=settings.decoding_pages * settings.block_size,
+        coupled=settings.prefill_nodes == settings.decoding_nodes,
     )
-    return Conductor(view, make_scheduler(settings, time_limit), settings.request_timeout)
+    policy = make_role_policy(settings)
+    roles = ElasticRoles(policy, view) if policy is not None else None
+    return Conductor(view, make_scheduler(settings, time_limit), settings.request_timeout, roles)
+
+
+def make_role_policy(settings: Settings) -> RolePolicy | None:
+    """None where roles are fixed. Raises UsageError where they cannot be elastic."""
+    if not settings.elastic_roles:
+        return None
+    if settings.prefill_nodes == settings.decoding_nodes:
+        raise UsageError("--elastic_roles=True: coupled instances prefill and decode already; leave it out")
+    if settings.stages > 1:
+        raise UsageError(
+            f"--prefill={settings.prefill}x{settings.stages}: a pipeline of several stages cannot decode; leave out "
+            "--elastic_roles, or use instances of one stage"
+        )
+    if settings.prefill < 2:
+        raise UsageError(
+            f"--prefill={settings.prefill}: with --elastic_roles one must stay when another decodes: use 2"
+        )
+    for name in ("ttft_slo", "tbt_slo"):
+        if math.isinf(getattr(settings, name)):
+            raise UsageError(f"--{name}=inf: --elastic_roles measures load by it; give a number of seconds")
+    return DivergingLoads(settings.elastic_after_s)
 
 
 def make_scheduler(settings: Settings, time_limit: TimeLimit = nullcontext) -> Scheduler:
     """Raises UsageError where a policy or an admission cannot be loaded."""
     policy = load_policy(settings.policy, settings.seed, settings.kvcache_balancing_threshold)
     admission = load_admission(settings.admission, settings.decoding_time_s)
-    return Scheduler(policy, admission, settings.policy, settings.admission, time_limit)
+    longest_inlined = settings.prefill_chunk if settings.inline_prefill else 0
+    return Scheduler(policy, admission, settings.policy, settings.admission, time_limit, longest_inlined)

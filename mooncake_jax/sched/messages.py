@@ -167,6 +167,11 @@ class Interrupted:
     """The run is being stopped: everything still open ends now."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReviewRoles:
+    """It is time to look at the loads of both pools again (elastic.py)."""
+
+
 # --- handled by a prefill instance
 
 
@@ -181,7 +186,8 @@ class Replication:
 
 @dataclass(frozen=True, slots=True)
 class StartPrefill:
-    """Prefill this request and stream its KVCache to `decoding`.
+    """Prefill this request and stream its KVCache to `decoding`. Sent to a decoding instance, with itself as `decoding`
+    and without blocks: the prefill is inlined there.
 
     blocks: where the leading full blocks of the prompt lie, or are to be stored, in this instance's DRAM. First read
     those in `promote` from this instance's SSD, and let `replicate` say which to copy from another instance.
@@ -215,7 +221,7 @@ class CopyLost:
     reason: str
 
 
-# --- handled by a decoding instance
+# --- handled by a decoding instance, which handles StartPrefill, PrefillFailed too where prefills are inlined
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +243,22 @@ class KVCacheLoaded:
 
     dispatch: int
     stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillInlined:
+    """The prompt was computed on this instance's own device, in so many seconds: its KVCache is there, and it can join
+    the next batch.
+
+    stopped: as KVCacheLoaded has it; top_logits: as PrefillDone has them.
+    """
+
+    dispatch: int
+    seconds: float
+    first_token: int | None
+    stopped: bool = False
+    logprobs: TokenLogprobs | None = None
+    top_logits: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +302,6 @@ class Cancel:
 Message: TypeAlias = (
     Arrived | SSDReported | PrefillStarted | PrefillDone | PrefillFailed | BlocksReplicated | BlocksPromoted
     | BlocksWritten | TokensDecoded | StepsDecoded | DecodingFailed | DecodingRejected | NodeLost | Expired
-    | Interrupted | StartPrefill | StoreOnSSD | CopyLost | KVCacheReceived | KVCacheLoaded | StepDone | StepsDone
-    | StepFailed | Cancel
+    | Interrupted | ReviewRoles | StartPrefill | StoreOnSSD | CopyLost | KVCacheReceived | KVCacheLoaded
+    | PrefillInlined | StepDone | StepsDone | StepFailed | Cancel
 )  # fmt: skip

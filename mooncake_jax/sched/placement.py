@@ -5,24 +5,25 @@ Pure functions of the view.
 
 import math
 
-from mooncake_jax.sched.decisions import Dispatch, Reject
+from mooncake_jax.sched.decisions import Dispatch
 from mooncake_jax.sched.view import ClusterView, RequestView
 
 
-def nobody_alive(view: ClusterView) -> Reject | None:
-    """Why no request can be served at all, None if one can."""
-    if view.prefill and view.decoding:
-        return None
-    return Reject(f"no {'prefill' if not view.prefill else 'decoding'} instance is alive")
-
-
 def dispatch_to(prefill: str, request: RequestView, view: ClusterView, now: float) -> Dispatch:
-    """Prefill at this instance, with what it has of the prompt, and decode where the predicted TBT is least."""
+    """Prefill at this instance, with what it has of the prompt, and decode where the predicted TBT is least; a coupled
+    instance does both.
+    """
     queue = view.prefill[prefill]
     reused = view.reusable_tokens(view.pool.matched(prefill, request.block_keys), request.prompt_tokens)
     ttft = queue.seconds(now) + queue.pace.factor * view.cost.prefill(request.prompt_tokens, reused)
-    decoding, tbt = least_loaded(request, view)
+    decoding, tbt = _joining(prefill, request, view) if view.coupled else least_loaded(request, view)
     return Dispatch(prefill, decoding, ttft, tbt)
+
+
+def _joining(node: str, request: RequestView, view: ClusterView) -> tuple[str, float]:
+    """This decoding instance, and its predicted TBT in seconds once the request has joined it."""
+    load = view.decoding[node]
+    return node, view.cost.step(len(load.requests) + 1, load.context + request.prompt_tokens)
 
 
 def least_loaded(request: RequestView, view: ClusterView) -> tuple[str, float]:

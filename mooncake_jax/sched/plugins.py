@@ -32,6 +32,9 @@ ADMISSIONS: Mapping[str, Callable[[float | None], Admission]] = {  # of t_d
     "early-predicted": PredictedEarlyRejection,
     "request-level": lambda decoding_seconds: RequestLevelPrediction(),
 }
+# Those that make sense where instances are coupled: what these reuse is in no pool, and nobody knows of it.
+COUPLED_POLICIES = ("random", "round-robin", "load-balancing")
+DEFAULT_COUPLED_POLICY = "load-balancing"  # as vLLM's results in FAST25 have it
 DEFAULT_POLICY, DEFAULT_ADMISSION = "kvcache-centric", "slo"
 
 POLICY_METHODS = {"choose": ("request", "view", "now")}

@@ -3,13 +3,13 @@ kvcache_centric.py.
 
 A policy reads the view and the request and returns Dispatch or Reject. It changes nothing in them, but may keep state
 of its own. It decides by that alone: no clock, no randomness without a seed. Whether a request is served at all says
-an Admission (admission.py).
+an Admission (admission.py). It is asked only while instances of both kinds are alive.
 """
 
 from typing import Protocol
 
 from mooncake_jax.sched.decisions import Dispatch, Reject
-from mooncake_jax.sched.placement import dispatch_to, nobody_alive
+from mooncake_jax.sched.placement import dispatch_to
 from mooncake_jax.sched.view import ClusterView, RequestView
 
 
@@ -25,9 +25,7 @@ class RandomChoice:
     def __init__(self, seed: int = 0):
         self._state = seed
 
-    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
-        if (reject := nobody_alive(view)) is not None:
-            return reject
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch:
         return dispatch_to(list(view.prefill)[self._draw() % len(view.prefill)], request, view, now)
 
     def _draw(self) -> int:
@@ -45,18 +43,14 @@ class RoundRobin:
     def __init__(self):
         self._turn = 0
 
-    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
-        if (reject := nobody_alive(view)) is not None:
-            return reject
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch:
         chosen = list(view.prefill)[self._turn % len(view.prefill)]
         self._turn += 1
         return dispatch_to(chosen, request, view, now)
 
 
 class LoadBalancing:
-    """The instance with the fewest requests (the load of FAST25 4.1); of equals, the first."""
+    """The instance with the fewest requests outstanding (the load of FAST25 4.1); of equals, the first."""
 
-    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch | Reject:
-        if (reject := nobody_alive(view)) is not None:
-            return reject
-        return dispatch_to(min(view.prefill, key=lambda node: len(view.prefill[node])), request, view, now)
+    def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch:
+        return dispatch_to(min(view.prefill, key=view.outstanding), request, view, now)

@@ -60,7 +60,10 @@ class Reservations:
         return bool(self._writes)
 
     def begin(self, number: int, request: Request, dispatch: Dispatch) -> Reservation:
-        """Hold the blocks of a request where it was sent."""
+        """Hold the blocks of a request where it was sent; none where it is inlined, whose KVCache no pool has."""
+        if dispatch.inlined:
+            self._open[number] = Reservation(dispatch.prefill, (), (), None)
+            return self._open[number]
         blocks = self._pool.reserve(dispatch.prefill, request.block_keys)
         promoting = self._pool.promote(dispatch.prefill, blocks)
         reservation = Reservation(dispatch.prefill, blocks, promoting, None)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from mooncake_jax.request import Request
 from mooncake_jax.sched.admission import Admission
 from mooncake_jax.sched.decisions import Dispatch, Fault, Reject
+from mooncake_jax.sched.inline import inline_if_better
 from mooncake_jax.sched.policies import Policy
 from mooncake_jax.sched.view import ClusterView, RequestView
 
@@ -26,7 +27,8 @@ class TooLong(BaseException):
 
 class Scheduler:
     """policy and admission with the names they were asked for by; time_limit: what every call of them runs in, and
-    which raises TooLong there after MOST_SECONDS.
+    which raises TooLong there after MOST_SECONDS; longest_inlined: prompts of so many tokens may be prefilled where
+    they are decoded (inline.py), 0 for none.
     """
 
     def __init__(
@@ -36,23 +38,28 @@ class Scheduler:
         policy_name: str = "",
         admission_name: str = "",
         time_limit: Callable[[], AbstractContextManager] = lambda: _UNLIMITED,
+        longest_inlined: int = 0,
     ):
         self.policy, self.admission = policy, admission
         # Whether the admission looks at a request again once its prefill has ended.
         self.judges_prefilled = getattr(type(admission), "on_prefilled", None) is not Admission.on_prefilled
         self._policy_name = f"policy {policy_name or type(policy).__name__}"
         self._admission_name = f"admission {admission_name or type(admission).__name__}"
-        self._time_limit = time_limit
+        self._time_limit, self._longest_inlined = time_limit, longest_inlined
         self.faults: Counter[str] = Counter()  # what went wrong, those that failed no request too
 
     def dispatch(self, request: Request, view: ClusterView, now: float) -> Dispatch | Reject | Fault:
         """Where a request goes that has arrived."""
+        if not (view.prefill and view.decoding):
+            return Fault(f"no {'decoding' if view.prefill else 'prefill'} instance is alive")
         asked = RequestView.of(request)
         chosen = self._ask(self._policy_name, self.policy.choose, asked, view, now)
         if isinstance(chosen, Reject | Fault):
             return self._sound(self._policy_name, chosen)
         if (wrong := _wrong(chosen, view)) is not None:
             return self._fault(f"{self._policy_name} {wrong}")
+        if asked.prompt_tokens <= self._longest_inlined:
+            chosen = inline_if_better(asked, chosen, view)
         verdict = self._judge(self.admission.on_arrival, asked, chosen, view, now)
         return chosen if verdict is None else verdict
 
@@ -107,11 +114,15 @@ def _wrong(chosen: object, view: ClusterView) -> str | None:
     if type(chosen) is not Dispatch:
         return f"answered {_shown(chosen)}, neither Dispatch nor Reject"
     source = chosen.replicate_from
+    if chosen.inlined is not False:
+        return "inlines a prefill, which --inline_prefill decides"
     if chosen.prefill not in view.prefill:
         return f"chose {_shown(chosen.prefill)}, which is no prefill instance here"
     if chosen.decoding not in view.decoding:
         return f"chose {_shown(chosen.decoding)}, which is no decoding instance here"
-    if source is not None and source not in view.prefill:
+    if view.coupled and (source is not None or chosen.prefill != chosen.decoding):
+        return f"sends KVCache to {_shown(chosen.decoding)}, but coupled instances send one another none"
+    if source is not None and source not in view.prefill and source not in view.moved:
         return f"copies from {_shown(source)}, which is no prefill instance here"
     if source is not None and not (type(chosen.replicate_blocks) is int and chosen.replicate_blocks >= 0):
         return f"copies {_shown(chosen.replicate_blocks)} blocks"

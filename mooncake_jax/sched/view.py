@@ -59,7 +59,10 @@ class _Copy:
 class ClusterView:
     """What Conductor knows when it decides. slo: of requests that name none; kv_tokens: tokens of KVCache that each
     decoding instance holds in device memory, None for no limit; transfer_pace: how many times longer copies between
-    prefill instances take than the cost model says.
+    prefill instances take than the cost model says; coupled: whether instances are coupled: each is in prefill
+    and in decoding, and decodes what it prefills. With elastic roles (elastic.py), moved: the queues of prefill
+    instances that decode now, kept for what they have learned; draining: loads of those that are to prefill again and
+    get no new requests.
     """
 
     prefill: dict[str, PrefillQueue]
@@ -71,6 +74,9 @@ class ClusterView:
     bytes_per_token: int
     kv_tokens: int | None = None
     transfer_pace: Pace = field(default_factory=Pace)
+    coupled: bool = False
+    moved: dict[str, PrefillQueue] = field(default_factory=dict)
+    draining: dict[str, DecodingLoad] = field(default_factory=dict)
     _copies: dict[int, _Copy] = field(default_factory=dict)  # by dispatch number
     _sending: Counter[str] = field(default_factory=Counter)  # how many of them leave each instance
 
@@ -89,6 +95,10 @@ class ClusterView:
         """Tokens that so many matching blocks spare; the last prompt token is always computed."""
         return min(blocks * self.block_size, prompt_tokens - 1)
 
+    def outstanding(self, prefill: str) -> int:
+        """Requests that this prefill instance has not done with; a coupled one decodes them too."""
+        return len(self.decoding[prefill].requests) if self.coupled else len(self.prefill[prefill])
+
     def transfer(self, tokens: int, source: str) -> float:
         """T_transfer: seconds to copy the KVCache of so many tokens from this prefill instance to another, beside what
         it sends to others already.
@@ -102,15 +112,20 @@ class ClusterView:
 
     def dispatched(self, number: int, request: RequestView, dispatch: Dispatch, reused_tokens: int, now: float) -> None:
         """A request goes where `dispatch` says, and is expected to reuse so many tokens."""
-        latency = self.cost.prefill(request.prompt_tokens, reused_tokens)
-        self.prefill[dispatch.prefill].add(number, request.prompt_tokens - reused_tokens, latency)
         load = self.decoding[dispatch.decoding]
         load.add(number, request.prompt_tokens, now + dispatch.ttft, self.slo_of(request).tbt)
+        if dispatch.inlined:
+            load.inline(number, self.cost.prefill_compute(request.prompt_tokens, 0))
+            return
+        latency = self.cost.prefill(request.prompt_tokens, reused_tokens)
+        self.prefill[dispatch.prefill].add(number, request.prompt_tokens - reused_tokens, latency)
 
     def prefill_started(
         self, number: int, prefill: str, decoding: str, prompt_tokens: int, reused_tokens: int, now: float
     ) -> None:
-        queue, load = self.prefill.get(prefill), self.decoding.get(decoding)
+        queue, load = self.prefill.get(prefill), self._load(decoding)
+        if load is not None and number in load.inlining:
+            load.expect(number, now + load.inline_pace.factor * load.inlining[number])
         if queue is None:
             return
         latency = self.cost.prefill(prompt_tokens, reused_tokens)
@@ -121,8 +136,13 @@ class ClusterView:
     def prefill_done(self, number: int, prefill: str, decoding: str, now: float) -> None:
         if (queue := self.prefill.get(prefill)) is not None:
             queue.end(number, now)
-        if (load := self.decoding.get(decoding)) is not None:
+        if (load := self._load(decoding)) is not None:
             load.prefilled(number, now)
+
+    def inlined(self, number: int, decoding: str, seconds: float) -> None:
+        """Its prefill took the decoding instance so long."""
+        if (load := self._load(decoding)) is not None:
+            load.inlined(number, seconds)
 
     def prefill_failed(self, number: int, prefill: str) -> None:
         """It failed or was cancelled; what else becomes of its request is told apart."""
@@ -149,36 +169,70 @@ class ClusterView:
 
     def tokens(self, numbers: Sequence[int], decoding: str, at: float, count: int = 1) -> None:
         """These requests got a token of output each, or so many from then on."""
-        if (load := self.decoding.get(decoding)) is not None:
+        if (load := self._load(decoding)) is not None:
             load.tokens(numbers, at, count)
 
     def decoding_seconds(self, number: int, decoding: str, at: float) -> float:
         """From its first token until `at`."""
-        load = self.decoding.get(decoding)
+        load = self._load(decoding)
         first = load.requests[number].first_token if load is not None and number in load.requests else None
         return 0.0 if first is None else at - first
 
     def left(self, number: int, decoding: str) -> None:
         """A request is no longer at this decoding instance, or on its way there."""
-        if (load := self.decoding.get(decoding)) is not None:
+        if (load := self._load(decoding)) is not None:
             load.remove(number)
 
     def lost(self, node: str) -> None:
         """An instance is gone."""
-        self.prefill.pop(node, None)
-        self.decoding.pop(node, None)
+        for instances in (self.prefill, self.decoding, self.moved, self.draining):
+            instances.pop(node, None)
         self.pool.drop_node(node)
+
+    def alive(self, node: str) -> bool:
+        return node in self.prefill or node in self.decoding or node in self.draining
+
+    def _load(self, node: str) -> DecodingLoad | None:
+        """Of an instance that decodes, whether it gets new requests or not."""
+        load = self.decoding.get(node)
+        return load if load is not None else self.draining.get(node)
+
+    # --- roles
+
+    def decode(self, node: str) -> None:
+        """A prefill instance with nothing to do decodes from now on."""
+        self.moved[node] = self.prefill.pop(node)
+        self.decoding[node] = DecodingLoad()
+
+    def drain(self, node: str) -> None:
+        """One that has moved is to prefill again."""
+        self.draining[node] = self.decoding.pop(node)
+
+    def decode_on(self, node: str) -> None:
+        """One that was to prefill again is to decode after all."""
+        self.decoding[node] = self.draining.pop(node)
+
+    def prefill_again(self, node: str) -> None:
+        """It holds no request any more."""
+        del self.draining[node]
+        self.prefill[node] = self.moved.pop(node)
 
     @property
     def idle(self) -> bool:
         """Whether nobody has anything to do."""
-        loads = (load.requests for load in self.decoding.values())
+        loads = (load.requests for load in (*self.decoding.values(), *self.draining.values()))
         return not (self._copies or any(map(len, self.prefill.values())) or any(loads))
 
     def check(self) -> None:
         """Assert the invariants."""
         for queue in self.prefill.values():
             queue.check()
-        for load in self.decoding.values():
+        for load in (*self.decoding.values(), *self.draining.values()):
             load.check()
+        roles = Counter((*self.prefill, *self.decoding, *self.draining))
+        assert self.coupled or set(roles.values()) <= {1}, f"an instance has two roles: {roles}"
+        assert self.draining.keys() <= self.moved.keys() <= self.decoding.keys() | self.draining.keys(), (
+            "who has moved?"
+        )
+        assert not any(map(len, self.moved.values())), "an instance that decodes has prefills to do"
         assert self._sending == Counter(copy.source for copy in self._copies.values()), "copies are counted wrongly"

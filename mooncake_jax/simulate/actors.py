@@ -1,10 +1,15 @@
 """The actors of a simulated cluster: those that serve on real ranks (sched/)."""
 
+from dataclasses import replace
+
+from mooncake_jax.errors import UsageError
 from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.coupled import COUPLED_MODES, CoupledInstance
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
+from mooncake_jax.sched.elastic_instance import together
 from mooncake_jax.sched.making import Capacities, make_conductor
 from mooncake_jax.sched.messages import CONDUCTOR
-from mooncake_jax.sched.plugins import SERVING_ALL
+from mooncake_jax.sched.plugins import COUPLED_POLICIES, POLICIES, SERVING_ALL
 from mooncake_jax.sched.prefill import PrefillInstance
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.config import SimulationConfig
@@ -13,7 +18,7 @@ from mooncake_jax.simulate.group import GroupCost
 
 def make_actors(config: SimulationConfig, cost: CostModel) -> dict[str, Actor]:
     """Fresh ones, by node; cost: what Conductor believes of one node. Raises UsageError where a policy or an admission
-    cannot be loaded.
+    cannot be loaded, or makes no sense with coupled instances.
     """
     if config.stages > 1:
         cost = GroupCost(cost, config.stages, config.prefill_chunk)
@@ -21,9 +26,21 @@ def make_actors(config: SimulationConfig, cost: CostModel) -> dict[str, Actor]:
     ssd = dict.fromkeys(config.prefill_nodes, config.ssd_blocks)
     conductor = make_conductor(config, Capacities(dram, ssd, config.bytes_per_token), cost)
     limits = DecodingLimits(config.max_batch, config.decoding_pages, config.block_size, tbt_slo=config.tbt_slo)
+    if config.coupled:
+        return {CONDUCTOR: conductor, **_coupled(config, limits)}
     step_cost = cost if config.recheck and config.admission != SERVING_ALL else None
-    return {
-        CONDUCTOR: conductor,
-        **{node: PrefillInstance(node, config.stages) for node in config.prefill_nodes},
-        **{node: DecodingInstance(node, limits, step_cost) for node in config.decoding_nodes},
-    }
+    prefill = {node: PrefillInstance(node, config.stages) for node in config.prefill_nodes}
+    decoding = {node: DecodingInstance(node, limits, step_cost) for node in config.may_decode}
+    return {CONDUCTOR: conductor, **together(prefill, decoding)}
+
+
+def _coupled(config: SimulationConfig, limits: DecodingLimits) -> dict[str, Actor]:
+    if config.policy in POLICIES and config.policy not in COUPLED_POLICIES:
+        raise UsageError(
+            f"--policy={config.policy}: coupled instances share no KVCache that it could go by; use one of "
+            f"{', '.join(COUPLED_POLICIES)}"
+        )
+    mode = COUPLED_MODES[config.coupled_mode]
+    if config.token_budget is not None:
+        mode = replace(mode, token_budget=config.token_budget)
+    return {node: CoupledInstance(node, limits, mode) for node in config.coupled_nodes}

@@ -3,7 +3,8 @@
 Messages between actors take no time, but for Conductor's decision. Nothing is random. News of decoding steps comes in
 bulk and may be late, but nobody decides anything before having heard of every step that has ended until then: before a
 request arrives, and before an admission that asks again judges it, all decoding instances are caught up with; before a
-decoding instance handles anything, it is itself.
+decoding instance handles anything, it is itself. Where prefills are inlined, whatever it handles may make it want its
+device for one after the step under way.
 """
 
 import math
@@ -16,10 +17,12 @@ from mooncake_jax.sched.actions import (
     Action,
     DropKVCache,
     FetchBlocks,
+    InlinePrefill,
     Later,
     LoadKVCache,
     PromoteBlocks,
     Report,
+    RunIteration,
     RunPrefill,
     RunStep,
     Send,
@@ -33,11 +36,17 @@ from mooncake_jax.sched.messages import (
     KVCacheLoaded,
     Message,
     PrefillDone,
+    PrefillInlined,
+    ReviewRoles,
+    StepDone,
 )
 from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.cores import Cores
+from mooncake_jax.simulate.coupled_hardware import CoupledHardware
 from mooncake_jax.simulate.decoding_hardware import DecodingHardware
 from mooncake_jax.simulate.events import Events
 from mooncake_jax.simulate.network import Network
+from mooncake_jax.simulate.one_machine import SharingDecodingHardware, SharingPrefillHardware
 from mooncake_jax.simulate.prefill_hardware import PrefillHardware
 
 _RATE_BYTES = 1 << 30  # what the cost model's rate of a transfer is taken from
@@ -62,10 +71,19 @@ class SimulatedCluster:
         rates, latency = _network(config, cost)
         shared = "sharing" not in config.without and math.inf not in rates.values()
         self.network = Network(self.events, rates, latency, shared)
-        self.decoding = {node: DecodingHardware(node, config, cost, self.events) for node in config.decoding_nodes}
+        self.cores = None if config.cores is None else Cores(self.events, config.cores)
+        decoding, prefill = DecodingHardware, PrefillHardware
+        if self.cores is not None:
+            decoding = partial(SharingDecodingHardware, self.cores)
+            prefill = partial(SharingPrefillHardware, self.cores)
+        self.coupled = {node: CoupledHardware(node, config, cost, self.events) for node in config.coupled_nodes}
+        self.decoding: Mapping[str, DecodingHardware] = self.coupled or {
+            node: decoding(node, config, cost, self.events) for node in config.may_decode
+        }
         self.prefill = {
-            node: PrefillHardware(node, config, cost, self.events, self.network, self._received)
+            node: prefill(node, config, cost, self.events, self.network, self._received)
             for node in config.prefill_nodes
+            if node not in self.coupled
         }
         self.unended = {request.id for request in requests}
         self.last_ended = 0.0
@@ -76,6 +94,8 @@ class SimulatedCluster:
         self._catch_up: dict[str, Callable[[Message, float], bool]] = {CONDUCTOR: self._before_conductor}
         for node, hardware in self.decoding.items():
             self._catch_up[node] = partial(self._before_decoding, hardware)
+        for node, hardware in self.coupled.items():
+            self._catch_up[node] = partial(self._before_coupled, hardware)
 
     def _performers(self) -> dict[str, dict[type, Callable[[Any, float], None]]]:
         """By node and kind of action."""
@@ -90,16 +110,28 @@ class SimulatedCluster:
             }
             for node, hardware in self.prefill.items()
         }
+        if self.coupled:
+            return {CONDUCTOR: conductor, **{node: self._coupled(hardware) for node, hardware in self.coupled.items()}}
         decoding = {
             node: {
-                Send: self._tell_conductor,
+                Send: self._tell_at_once,
                 LoadKVCache: hardware.load,
+                InlinePrefill: hardware.prefill,
                 RunStep: hardware.run,
                 DropKVCache: hardware.drop,
             }
             for node, hardware in self.decoding.items()
         }
-        return {CONDUCTOR: conductor, **prefill, **decoding}
+        elastic = {node: prefill[node] | decoding[node] for node in prefill if node in decoding}
+        return {CONDUCTOR: conductor, **prefill, **decoding, **elastic}
+
+    def _coupled(self, hardware: CoupledHardware) -> dict[type, Callable[[Any, float], None]]:
+        return {
+            Send: self._tell_at_once,
+            RunIteration: hardware.iterate,
+            RunStep: hardware.run,
+            DropKVCache: hardware.drop,
+        }
 
     # --- what happens
 
@@ -129,15 +161,35 @@ class SimulatedCluster:
             self._await_next()
         elif type(message) is Expired and message.request_id not in self.unended:  # it would change nothing
             return False
+        elif (
+            type(message) is ReviewRoles and self.events.over
+        ):  # or a run in which nothing happens would go on for ever
+            return False
         for hardware in self.decoding.values():
             hardware.catch_up(now)
         return True
 
     def _before_decoding(self, hardware: DecodingHardware, message: Message, now: float) -> bool:
-        if type(message) is KVCacheLoaded:
-            hardware.batch_changes(now)
-        else:
+        inline = self._config.inline_prefill
+        if type(message) is PrefillInlined:  # which has Conductor decide, if its admission asks again
+            for other in self.decoding.values():
+                other.catch_up(now)
+        elif inline or type(message) is not KVCacheLoaded:
             hardware.catch_up(now)
+        if inline or type(message) is KVCacheLoaded:
+            hardware.batch_changes(now)
+        return True
+
+    def _before_coupled(self, hardware: CoupledHardware, message: Message, now: float) -> bool:
+        """What is not of its own doing takes effect after the step under way, and nothing is to be told of that
+        before. An iteration may have ended a prefill, which Conductor judges by what all have decoded.
+        """
+        if type(message) is not StepDone:
+            hardware.catch_up(now)
+            hardware.batch_changes(now)
+        elif self._judges_prefilled:
+            for other in self.coupled.values():
+                other.catch_up(now)
         return True
 
     def _await_next(self) -> None:
@@ -157,11 +209,15 @@ class SimulatedCluster:
         if self._judges_prefilled and type(action.message) is PrefillDone:
             self.events.post(now, CONDUCTOR, action.message)  # after having caught up with all
         else:
-            self.events.soon.append((CONDUCTOR, action.message))
+            self._tell_at_once(action, now)
+
+    def _tell_at_once(self, action: Send, now: float) -> None:
+        self.events.soon.append((CONDUCTOR, action.message))
 
     def _order(self, action: Send, now: float) -> None:
-        """What Conductor wants of an instance."""
-        delay = 0.0 if action.to in self.decoding else self._config.decision_s
+        """What Conductor wants of an instance. None overtakes the StartPrefill that it is about."""
+        prefills = action.to in self.prefill or action.to in self.coupled or self._config.inline_prefill
+        delay = self._config.decision_s if prefills else 0.0
         self.events.post(now + delay, action.to, action.message)
 
     def _later(self, action: Later, now: float) -> None:
@@ -176,6 +232,8 @@ class SimulatedCluster:
     def check(self) -> None:
         """Assert the invariants."""
         self.network.check()
+        if self.cores is not None:
+            self.cores.check()
         for hardware in self.decoding.values():
             hardware.check()
 

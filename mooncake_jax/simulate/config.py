@@ -15,24 +15,31 @@ PARTS = {
     "storing": "moving KVCache from the devices to DRAM takes time",
     "ssd": "reading and writing SSDs takes time",
 }
-_UNLIMITED = (
+UNLIMITED = (
     "ttft_slo",
     "tbt_slo",
     "request_timeout",
     "kvcache_balancing_threshold",
+    "prefill_cores",
+    "step_cores",
 )  # JSON has no infinity: written as null
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """prefill instances of `stages` nodes each, and decoding instances of one node (report 3 and 5.1).
+    """prefill instances of `stages` nodes each, and decoding instances of one node (report 3 and 5.1); or `coupled`
+    instances of one node, if there are any, which do both (sched/coupled.py).
+
+    coupled_mode: one of its COUPLED_MODES; token_budget: of their iterations with prefill, None: as the mode has it;
+    drop_over: longer prompts are rejected, None: none for being long.
 
     bytes_per_token: of KVCache, in `layers` layers; dram_bytes and ssd_bytes: what each prefill node lends to the
     KVCache pool; device_kv_tokens: KVCache in a decoding instance's device memory; link_bytes_per_s: of a node's NIC in
     either direction, None: as the cost model's transfers; decision_s: from a request's arrival until its prefill
     instance hears of it; recheck: whether decoding instances judge TBT again as KVCache arrives; without: those of
-    PARTS that are left out; single_steps: an event for each decoding step. The others are as in the cluster of ranks
-    (cluster/config.py).
+    PARTS that are left out; single_steps: an event for each decoding step; cores: of the one machine that all instances
+    share (one_machine.py), None: each has its own; prefill_cores and step_cores: how many of them a prefill and a
+    decoding step keep busy alone. The others are as in the cluster of ranks (cluster/config.py).
     """
 
     bytes_per_token: int
@@ -40,6 +47,10 @@ class SimulationConfig:
     prefill: int = 8
     stages: int = 1
     decode: int = 8
+    coupled: int = 0
+    coupled_mode: str = "plain"
+    token_budget: int | None = None
+    drop_over: int | None = None
     prefill_chunk: int = 8192
     block_size: int = 512
     dram_bytes: int = 937_500 << 20
@@ -57,21 +68,42 @@ class SimulationConfig:
     request_timeout: float = math.inf
     ttft_slo: float = math.inf
     tbt_slo: float = math.inf
+    elastic_roles: bool = False
+    elastic_after_s: float = 30.0
+    inline_prefill: bool = False
     recheck: bool = True
     without: frozenset[str] = frozenset()
     single_steps: bool = False
+    cores: float | None = None
+    prefill_cores: float = math.inf
+    step_cores: float = math.inf
+
+    @property
+    def coupled_nodes(self) -> tuple[str, ...]:
+        return tuple(f"coupled{i}" for i in range(self.coupled))
 
     @property
     def prefill_nodes(self) -> tuple[str, ...]:
+        """Those that prefill, as Conductor sees them."""
+        if self.coupled:
+            return self.coupled_nodes
         return tuple(f"prefill{i}" for i in range(self.prefill))
 
     @property
     def decoding_nodes(self) -> tuple[str, ...]:
+        """Those that decode, as Conductor sees them."""
+        if self.coupled:
+            return self.coupled_nodes
         return tuple(f"decode{i}" for i in range(self.decode))
 
     @property
+    def may_decode(self) -> tuple[str, ...]:
+        """All instances that can be asked to."""
+        return self.decoding_nodes + (self.prefill_nodes if self.elastic_roles else ())
+
+    @property
     def dram_blocks(self) -> int:
-        """Of a prefill instance: each of its nodes keeps its own layers of every block."""
+        """Of a prefill instance: each of its nodes keeps its own layers of every block; coupled ones lend none."""
         return self._blocks(self.dram_bytes)
 
     @property
@@ -79,7 +111,7 @@ class SimulationConfig:
         return self._blocks(self.ssd_bytes)
 
     def _blocks(self, nbytes: int) -> int:
-        return nbytes * self.stages // (self.bytes_per_token * self.block_size)
+        return 0 if self.coupled else nbytes * self.stages // (self.bytes_per_token * self.block_size)
 
     @property
     def decoding_pages(self) -> int:
@@ -87,4 +119,4 @@ class SimulationConfig:
 
     def to_json(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"without": sorted(self.without)}
-        return {n: None if n in _UNLIMITED and math.isinf(v) else v for n, v in values.items()}
+        return {n: None if n in UNLIMITED and math.isinf(v) else v for n, v in values.items()}

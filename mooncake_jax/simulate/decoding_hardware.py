@@ -1,4 +1,4 @@
-"""The device of a simulated decoding instance: loads KVCache, and runs decoding steps.
+"""The device of a simulated decoding instance: loads KVCache, runs decoding steps, and computes inlined prompts.
 
 While its batch stays the same, an instance's steps follow from one another: the context grows by a token a request. So
 many are computed at once, and told together (StepsDone): when one of the batch is done, or when somebody is about to
@@ -9,9 +9,9 @@ are those of one event a step, bit for bit. What changes the batch takes effect 
 from bisect import bisect_left
 
 from mooncake_jax.request import Request
-from mooncake_jax.sched.actions import DropKVCache, LoadKVCache, RunStep
+from mooncake_jax.sched.actions import DropKVCache, InlinePrefill, LoadKVCache, RunStep
 from mooncake_jax.sched.cost import CostModel, PolynomialCost
-from mooncake_jax.sched.messages import KVCacheLoaded, KVCacheReceived, StepDone, StepsDone
+from mooncake_jax.sched.messages import KVCacheLoaded, KVCacheReceived, PrefillInlined, StepDone, StepsDone
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.events import Events
 
@@ -19,11 +19,13 @@ _AHEAD = 256  # steps: what is computed ahead is thrown away when somebody joins
 
 
 class DecodingHardware:
-    """busy: seconds that it has decoded; steps: how many; tokens: of output; loaded: bytes moved to the device."""
+    """busy: seconds that it has decoded; steps: how many; tokens: of output; loaded: bytes moved to the device;
+    inlined: seconds that it has computed prompts.
+    """
 
     def __init__(self, node: str, config: SimulationConfig, cost: CostModel, events: Events):
         self.node, self._config, self._cost, self._events = node, config, cost, events
-        self.busy, self.steps, self.tokens, self.loaded = 0.0, 0, 0, 0
+        self.busy, self.steps, self.tokens, self.loaded, self.inlined = 0.0, 0, 0, 0, 0.0
         self._link_free = 0.0  # when all loads that were asked for are done
         self._requests: dict[int, Request] = {}  # whose KVCache is here, by dispatch
         self._dropped: set[int] = set()  # before their KVCache came
@@ -63,6 +65,14 @@ class DecodingHardware:
         if dispatch in self._batch:
             self.batch_changes(now)
 
+    def prefill(self, action: InlinePrefill, now: float) -> None:
+        """Of a whole prompt, where no step is under way."""
+        request = action.request
+        self._requests[action.dispatch] = request
+        seconds = self._cost.prefill_compute(request.prompt_tokens, 0)
+        self.inlined += seconds
+        self._events.post(now + seconds, self.node, PrefillInlined(action.dispatch, seconds, None))
+
     # --- steps
 
     def run(self, action: RunStep, now: float) -> None:
@@ -70,6 +80,15 @@ class DecodingHardware:
         if self._told < len(self._ends):
             return
         batch = action.batch
+        context = self._enter(batch)
+        count = min([self._last[dispatch] for dispatch in batch]) - self.steps
+        most = 1 if self._config.single_steps or action.yields else _AHEAD
+        self._batch, self._begun, self._told = batch, now, 0
+        self._ends = step_ends(self._cost, len(batch), context, now, min(count, most))
+        self._foretell()
+
+    def _enter(self, batch: tuple[int, ...]) -> int:
+        """These decode from now on. Returns their tokens of context."""
         for dispatch in batch:
             if dispatch not in self._first:
                 request = self._requests[dispatch]
@@ -78,11 +97,7 @@ class DecodingHardware:
         context = len(batch) * self.steps
         for dispatch in batch:
             context += self._first[dispatch]
-        count = min([self._last[dispatch] for dispatch in batch]) - self.steps
-        most = 1 if self._config.single_steps else _AHEAD
-        self._batch, self._begun, self._told = batch, now, 0
-        self._ends = step_ends(self._cost, len(batch), context, now, min(count, most))
-        self._foretell()
+        return context
 
     def _foretell(self) -> None:
         self._foretold += 1
@@ -120,15 +135,18 @@ class DecodingHardware:
 
     def check(self) -> None:
         """Assert the invariants."""
-        held = 0
-        for dispatch in self._batch:
-            if dispatch in self._first:
-                request = self._requests[dispatch]
-                held += self._first[dispatch] + self.steps
-                produced = self._first[dispatch] + self.steps - request.prompt_tokens
-                assert 0 < produced <= request.output_length, f"{self.node}: {request.id} has {produced} tokens"
+        batch = [dispatch for dispatch in self._batch if dispatch in self._first]
+        for dispatch in batch:
+            request = self._requests[dispatch]
+            produced = self._first[dispatch] + self.steps - request.prompt_tokens
+            assert 0 < produced <= request.output_length, f"{self.node}: {request.id} has {produced} tokens"
+        held = self._held(batch)
         pages = self._config.decoding_pages * self._config.block_size
         assert held <= pages, f"{self.node}: {held} tokens of KVCache are in memory for {pages}"
+
+    def _held(self, batch: list[int]) -> int:
+        """Tokens of KVCache that these have in memory."""
+        return sum(self._first[dispatch] + self.steps for dispatch in batch)
 
 
 def step_ends(cost: CostModel, batch: int, context: int, begun: float, count: int) -> list[float]:

@@ -34,6 +34,11 @@ class Events:
         self._asked += 1
         heapq.heappush(self._heap, (when, self._asked, None, (happening, value)))
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is to happen any more."""
+        return not self._heap and not self.soon
+
     def advance(self) -> tuple[str, Message] | None:
         """To the next message, with its node; what the hardware does until then has happened. None if nothing is left,
         or if there is something in `soon`.

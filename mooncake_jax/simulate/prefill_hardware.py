@@ -42,8 +42,7 @@ class PrefillHardware:
     # --- prefill
 
     def run(self, action: RunPrefill, now: float) -> None:
-        request = action.request
-        reused = min(action.reuse * self._config.block_size, request.prompt_tokens - 1)
+        request, reused = action.request, self._reused(action)
         begun, done = self.group.run(request.prompt_tokens, reused, now)
         started = PrefillStarted(action.dispatch, self.node, reused)
         if begun <= now:
@@ -58,6 +57,10 @@ class PrefillHardware:
             self._stream((action, done), now)
         else:
             self._events.at(streams_from, self._stream, (action, done))
+
+    def _reused(self, action: RunPrefill) -> int:
+        """Tokens: the last one of a prompt is always computed."""
+        return min(action.reuse * self._config.block_size, action.request.prompt_tokens - 1)
 
     def _stream(self, prefill: tuple[RunPrefill, float], now: float) -> None:
         """All KVCache of the prompt goes to the decoding instance."""

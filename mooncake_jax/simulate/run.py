@@ -1,5 +1,6 @@
 """A run of the simulated cluster, from its requests to their outcomes."""
 
+import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from mooncake_jax.sched.serve import Actor, serve
 from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.cluster import SimulatedCluster
 from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.waiting import what_waits
 
 _CHECK_ALL = 1000  # events between two checks of what is large
-_SHOWN = 5
 
 Hosted = Callable[[str, Actor], Actor]
 
@@ -27,12 +28,18 @@ class Stuck(Exception):
 
 @dataclass
 class Run:
-    """duration_s: from the start to the last ending. hardware: what it has done, ready for JSON."""
+    """duration_s: from the start to the last ending. inlined_prefills: how many decoding instances have computed.
+    hardware: what it has done, roles: what changes of role there were (sched/elastic.py), None where they are fixed,
+    faults: what the policy and the admission did wrong, and how often; ready for JSON.
+    """
 
     duration_s: float
     outcomes: list[Outcome] = field(default_factory=list)
+    inlined_prefills: int = 0
     hardware: dict[str, Any] = field(default_factory=dict)
     pool: dict[str, Any] = field(default_factory=dict)
+    roles: dict[str, Any] | None = None
+    faults: dict[str, int] = field(default_factory=dict)
 
 
 def simulate(
@@ -68,17 +75,22 @@ def simulate(
         hosted = {node: _Checked(hosted[node], actor, cluster) for node, actor in actors.items()}
     serve(hosted, cluster)
     if cluster.unended:
-        raise Stuck(_what_waits(cluster.unended, conductor.open))
+        raise Stuck(what_waits(cluster.unended, actors))
     if check:
         _check_end(run, cluster, actors)
     run.duration_s = cluster.last_ended
-    run.hardware = _hardware(cluster)
+    run.inlined_prefills = conductor.inlined_prefills
+    run.hardware = _hardware(cluster, sum(work.prefills for work in conductor.prefill_work.values()))
     run.pool = _pool(conductor.view.pool)
+    run.roles = conductor.roles.summary() if conductor.roles is not None else None
+    run.faults = dict(conductor.scheduler.faults.most_common())
     return run
 
 
 def why_invalid(request: Request, config: SimulationConfig) -> str | None:
     """Why this request cannot be served at all, None if it can."""
+    if config.drop_over is not None and request.prompt_tokens > config.drop_over:
+        return f"the prompt has more than {config.drop_over} tokens"
     if request.prompt_tokens == 0:
         return "the prompt is empty"
     if request.output_length < 1:
@@ -89,13 +101,6 @@ def why_invalid(request: Request, config: SimulationConfig) -> str | None:
         tokens = request.prompt_tokens + request.output_length
         return f"its {tokens} tokens of KVCache exceed the {held} that a decoding instance holds"
     return None
-
-
-def _what_waits(unended: set[str], opened: Mapping[str, Any]) -> str:
-    waiting = sorted(unended)
-    there = [name for name in waiting if name in opened]
-    names = ", ".join(waiting[:_SHOWN]) + (", ..." if len(waiting) > _SHOWN else "")
-    return f"nothing more happens, and {len(waiting)} requests wait for it ({names}); {len(there)} are dispatched"
 
 
 class _Checked:
@@ -128,14 +133,22 @@ def _check_end(run: Run, cluster: SimulatedCluster, actors: Mapping[str, Any]) -
     produced = sum(max(outcome.output_tokens - 1, 0) for outcome in run.outcomes)
     decoded = sum(hardware.tokens for hardware in cluster.decoding.values())
     assert produced <= decoded, f"{produced} tokens came of steps that made {decoded}"
+    prompts = sum(outcome.prompt_tokens - outcome.reused_tokens for outcome in run.outcomes if outcome.output_tokens)
+    prefilled = sum(hardware.prefilled for hardware in cluster.coupled.values())
+    assert not cluster.coupled or prompts <= prefilled, f"{prompts} tokens of prompts came of {prefilled}"
 
 
-def _hardware(cluster: SimulatedCluster) -> dict[str, Any]:
+def _hardware(cluster: SimulatedCluster, prefills: int) -> dict[str, Any]:
+    """prefills: how many have been done."""
     prefill, decoding = cluster.prefill.items(), cluster.decoding.items()
+    computed = {node: hardware.group.computed for node, hardware in prefill}
+    computed |= {node: hardware.computed for node, hardware in cluster.coupled.items()}
     return {
         "prefill_busy_s": {node: hardware.group.busy for node, hardware in prefill},
-        "prefill_compute_s": {node: hardware.group.computed for node, hardware in prefill},
+        "prefill_compute_s": computed,
+        "prefill_compute_s_mean": math.fsum(computed.values()) / prefills if prefills else None,
         "decoding_busy_s": {node: hardware.busy for node, hardware in decoding},
+        "decoding_inlined_s": {node: hardware.inlined for node, hardware in decoding},
         "decoding_steps": {node: hardware.steps for node, hardware in decoding},
         "decoding_tokens": {node: hardware.tokens for node, hardware in decoding},
         "sent_bytes": dict(sorted(cluster.network.sent.items())),

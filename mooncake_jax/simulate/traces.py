@@ -1,6 +1,6 @@
 """Requests of a trace as a simulation wants them: lengths and block keys, no tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.request import Request
@@ -38,3 +38,10 @@ def keyed_requests(rows: Iterable[TraceRow], speed: float = 1.0) -> list[Request
         )
         for row in rows
     ]
+
+
+def arrival_rate(requests: Sequence[Request]) -> float | None:
+    """Requests a second from the first arrival to the last; None where they are not spread over time."""
+    arrivals = [request.arrival for request in requests]
+    span = max(arrivals) - min(arrivals) if arrivals else 0.0
+    return (len(arrivals) - 1) / span if span > 0 else None

@@ -7,6 +7,7 @@ makes for itself.
 """
 
 import functools
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from itertools import chain, islice
 
 from mooncake_jax.request import Request
 from mooncake_jax.workload.checks import is_integer, is_number, require
+from mooncake_jax.workload.files import write_whole
 from mooncake_jax.workload.jsonl import field_error, line_error, read_objects
 from mooncake_jax.workload.tokens import seeded_tokens
 
@@ -38,16 +40,40 @@ def read_trace(path: str | os.PathLike, limit: int | None = None) -> list[TraceR
 
     Warns, with their number, where rows had to be sorted. Raises UsageError naming file, line and field.
     """
+    return read_sourced(path, limit)[0]
+
+
+def read_sourced(path: str | os.PathLike, limit: int | None = None) -> tuple[list[TraceRow], str | None]:
+    """As read_trace; and what made the trace, where its first row says so in `source`, as a surrogate's always does."""
     require(limit is None or is_integer(limit, 1), "limit", limit, "an integer of at least 1")
-    rows = [_row(path, number, index, fields) for index, (number, fields) in enumerate(read_objects(path, limit))]
+    rows, source = [], None
+    for index, (number, fields) in enumerate(read_objects(path, limit)):
+        rows.append(_row(path, number, index, fields))
+        if index == 0 and type(fields.get("source")) is str:
+            source = "".join(letter if letter.isprintable() else " " for letter in fields["source"])
+    return in_order_of_time(path, rows), source
+
+
+def write_trace(path: str | os.PathLike, rows: Iterable[TraceRow], source: str) -> None:
+    """Writes a file that read_trace reads back; its first row says in `source` what made it. Raises UsageError."""
+    write_whole(path, (_line(row, source if place == 0 else None) for place, row in enumerate(rows)))
+
+
+def in_order_of_time(path: str | os.PathLike, rows: list[TraceRow]) -> list[TraceRow]:
+    """The rows, sorted if need be: then it warns, with the number of those that came too late, and names the file."""
     latest, late = 0, 0
     for row in rows:
         late += row.timestamp < latest
         latest = max(latest, row.timestamp)
     if late:
         warnings.warn(f"{path}: {late} of {len(rows)} rows were out of order in time; sorted", stacklevel=2)
-        rows.sort(key=lambda row: row.timestamp)
+        rows = sorted(rows, key=lambda row: row.timestamp)
     return rows
+
+
+def _line(row: TraceRow, source: str | None) -> str:
+    fields = {name: getattr(row, name) for name in FIELDS}
+    return json.dumps(fields | ({} if source is None else {"source": source})) + "\n"
 
 
 def _row(path: str | os.PathLike, number: int, index: int, fields: dict) -> TraceRow:
