@@ -177,6 +177,10 @@ def test_a_block_twice_in_a_prompt_is_refused(tmp_path, capsys):
         (["--cores=0"], "--cores=0.0: it must be above 0"),
         (["--cores=2"], "--cores=2 needs --cost=FILE of `mooncake-jax profile`, not micro"),
         (["--cores=2", "--prefill=1x2"], "--cores=2 is for prefill instances of one stage"),
+        (["--policy=adaptive", "--kvcache_balancing_threshold=inf"], "threshold=inf: --policy=adaptive begins with it"),
+        (["--policy=random", "--kvcache_balancing_threshold=3"], "threshold=3.0: --policy=random has no use for it"),
+        (["--coupled=2", "--kvcache_balancing_threshold=3"], "threshold=3.0: --coupled=2 instances have no such part"),
+        (["--decoding_time_s=3"], "--decoding_time_s=3.0: --admission=slo has no use for it; leave it out, or give"),
         (["extra"], "'extra' is no flag"),
     ],
 )

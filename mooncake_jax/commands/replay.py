@@ -30,7 +30,7 @@ from mooncake_jax.commands.plan import Plan
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
-    check_elastic_flags,
+    check_scheduling_flags,
     define_scheduling_flags,
     instances_and_stages,
 )
@@ -206,8 +206,8 @@ def _check_flags() -> None:
         raise UsageError(f"--interval_s={FLAGS.interval_s} is for prompts, a trace has its own times: use --time_scale")
     check_at_least(FLAGS, 1, *COUNTS)
     check_at_least(FLAGS, LEAST_KV_TOKENS, "device_kv_tokens")
-    check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
-    check_elastic_flags(FLAGS)
+    check_above_zero(FLAGS, "request_timeout", unit=" seconds")
+    check_scheduling_flags(FLAGS)
     if FLAGS.elastic_roles and FLAGS.tp > 1:
         raise UsageError(f"--tp={FLAGS.tp}: with --elastic_roles an instance decodes too, on one device: use --tp=1")
     if FLAGS.prefill_mfu_floor is not None and not 0 < FLAGS.prefill_mfu_floor <= 1:

@@ -22,7 +22,7 @@ from mooncake_jax.commands.reading import read_rows
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
-    check_elastic_flags,
+    check_scheduling_flags,
     define_scheduling_flags,
     instances_and_stages,
 )
@@ -55,6 +55,7 @@ _SEPARATE = (
     "ssd_mib",
     "link_gbps",
     "inline_prefill",
+    "kvcache_balancing_threshold",
     "without",
     "recheck",
 )
@@ -272,8 +273,8 @@ def _check_flags() -> None:
     check_at_least(FLAGS, 1, "decode", "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch")
     _check_coupled()
     check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
-    check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
-    check_elastic_flags(FLAGS)
+    check_above_zero(FLAGS, "request_timeout", unit=" seconds")
+    check_scheduling_flags(FLAGS)
     check_above_zero(FLAGS, "speed", "link_gbps", "cores")
     for name in ("speed", "link_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
