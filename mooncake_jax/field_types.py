@@ -4,7 +4,6 @@ Knows the types of messages and of settings: numbers, texts, None, unions, tuple
 number will do for a float, and True is no number.
 """
 
-import dataclasses
 import functools
 import types
 import typing

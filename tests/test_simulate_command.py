@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mooncake_jax.__main__ import run
 from mooncake_jax.commands import simulate
+from mooncake_jax.sched.cost_file import CostFile, CostRange, write_cost_file
+from mooncake_jax.sched.profiles import PROFILES
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +192,23 @@ def test_bad_input_is_one_line(trace, tmp_path, capsys, flags, problem):
     error = capsys.readouterr().err
     assert problem in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flag", ["cost", "believed_cost"])
+def test_costs_that_turn_negative_where_they_are_used_are_refused(trace, tmp_path, capsys, flag):
+    """Within the range that they vouch for they are sound: 1e-7 s less for each token of context."""
+    micro = PROFILES["micro"]
+    falling = replace(micro, step_coefficients=(1e-3, 0.0, -1e-7))
+    spread = CostRange(tokens=(1, 100), batch=(1, 4), context=(1, 100), nbytes=(1, 100), flows=(1, 1))
+    path, out = tmp_path / "cost.json", tmp_path / "out"
+    write_cost_file(path, CostFile("llama2-70b", None, spread, falling))
+    assert run(["simulate", f"--trace={trace}", f"--{flag}={path}", f"--out={out}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"--{flag}={path}: predicts -" in line and "for a step of 1 requests with" in line
+    assert not out.exists()
+    write_cost_file(path, CostFile("llama2-70b", None, spread, replace(micro, flow_coefficients=(0.0, -1e-9))))
+    assert run(["simulate", f"--trace={trace}", f"--{flag}={path}", f"--out={out}"]) == 2
+    assert "for a transfer of" in capsys.readouterr().err
 
 
 def test_a_trace_is_needed(capsys):

@@ -26,6 +26,7 @@ from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_ke
 from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
 from mooncake_jax.cluster.results import check_writable
 from mooncake_jax.commands.believed_cost import believed_cost
+from mooncake_jax.commands.cost_use import check_used
 from mooncake_jax.commands.plan import Plan
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
@@ -190,6 +191,9 @@ def make_plan(ranks: int | None = None) -> Plan:
     if not requests:
         raise UsageError("the workload holds no request")
     requests = within_context(requests, model.max_context)
+    if cost is not None:
+        token = config.block_layout(model).bytes_per_token
+        check_used(cost, f"--cost={config.cost}", config, token, requests, model.max_context)
     limits = ServingLimits(model.max_context, model.vocab_size, config.decoding_pages * config.block_size)
     keyed = with_block_keys(requests, fingerprint, config.block_size, limits)
     workload = {name: FLAGS[name].value for name in WORKLOAD_FLAGS}

@@ -7,7 +7,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from absl import flags
 from mooncake_jax import metrics
 from mooncake_jax.cluster.record import Recorded, protocol
 from mooncake_jax.cluster.results import Results, check_writable
+from mooncake_jax.commands.cost_use import check_used
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.commands.reading import read_rows
 from mooncake_jax.commands.scheduling_flags import (
@@ -38,7 +39,7 @@ from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.config import PARTS, SimulationConfig
-from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate
+from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate, why_invalid
 from mooncake_jax.simulate.settings import SimulatedSettings
 from mooncake_jax.simulate.traces import arrival_rate, keyed_requests
 from mooncake_jax.workload.trace import TRACE_BLOCK
@@ -158,7 +159,17 @@ def prepare(config: SimulationConfig) -> Simulation:
     """With the costs and the trace that the flags name. Raises UsageError."""
     cost, believed = check_loadable(config)
     rows, source = read_rows(FLAGS.trace, "simulate", FLAGS.limit)
-    return Simulation(config, cost, believed, keyed_requests(rows, FLAGS.speed), source)
+    requests = keyed_requests(rows, FLAGS.speed)
+    _check_costs(config, {"cost": cost} | ({"believed_cost": believed} if FLAGS.believed_cost else {}), requests)
+    return Simulation(config, cost, believed, requests, source)
+
+
+def _check_costs(config: SimulationConfig, costs: Mapping[str, CostModel], requests: Sequence[Request]) -> None:
+    """By their flags. Raises UsageError for one that predicts negative times for what this run may do."""
+    served = [request for request in requests if why_invalid(request, config) is None]
+    longest = max((request.prompt_tokens for request in served), default=1)
+    for name, cost in costs.items():
+        check_used(cost, f"--{name}={FLAGS[name].value}", config, config.bytes_per_token, served, longest)
 
 
 def check_loadable(config: SimulationConfig) -> tuple[CostModel, CostModel]:

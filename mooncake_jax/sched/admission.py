@@ -24,8 +24,8 @@ class Admission(Protocol):
         return None
 
     def on_prefilled(self, request: RequestView, decoding: str, view: ClusterView, now: float) -> Reject | None:
-        """Its prefill has ended, and it counts among those that decode; a rejection now wastes the prefill. With elastic
-        roles `decoding` may take no new requests any more: view.load() has its load in any case.
+        """Its prefill has ended, and it counts among those that decode; a rejection now wastes the prefill. With
+        elastic roles `decoding` may take no new requests any more: view.load() has its load in any case.
         """
         return None
 
