@@ -18,6 +18,7 @@ from mooncake_jax import metrics
 from mooncake_jax.cluster.record import Recorded, protocol
 from mooncake_jax.cluster.results import Results, check_writable
 from mooncake_jax.commands.cost_use import check_used
+from mooncake_jax.commands.mfu_flags import check_mfu_flags, define_mfu_flags, node_peak_flops, simulated_mfu
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.commands.reading import read_rows
 from mooncake_jax.commands.scheduling_flags import (
@@ -57,6 +58,8 @@ _SEPARATE = (
     "link_gbps",
     "inline_prefill",
     "kvcache_balancing_threshold",
+    "prefill_mfu_floor",
+    "peak_tflops",
     "without",
     "recheck",
 )
@@ -96,6 +99,7 @@ def _define() -> None:
     )
     flags.DEFINE_integer("max_batch", 256, "most requests that an instance decodes at once", **kwargs)
     define_scheduling_flags(FLAGS)
+    define_mfu_flags(FLAGS, "node (default: of the accelerators that --cost is of, if it says)")
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
     flags.DEFINE_float(
         "cores", None, "all instances share one machine of so many cores (default: each has its own hardware)", **kwargs
@@ -173,10 +177,13 @@ def _check_costs(config: SimulationConfig, costs: Mapping[str, CostModel], reque
 
 
 def check_loadable(config: SimulationConfig) -> tuple[CostModel, CostModel]:
-    """Both costs that the flags name. Raises UsageError where one, the policy or the admission cannot be loaded."""
+    """Both costs that the flags name. Raises UsageError where one, the policy or the admission cannot be loaded, and
+    for a bound on MFU without a peak.
+    """
     cost = resolve_cost(FLAGS.cost, FLAGS.model)
     believed = cost if FLAGS.believed_cost is None else resolve_cost(FLAGS.believed_cost, FLAGS.model)
     make_actors(config, believed)
+    node_peak_flops(FLAGS, cost)
     return cost, believed
 
 
@@ -219,6 +226,7 @@ def summarise(simulation: Simulation, run: Run) -> dict[str, Any]:
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
     parts = {
         "pool": run.pool,
+        "prefill_mfu": _prefill_mfu(simulation, run),
         "roles": run.roles,
         "inlined_prefills": run.inlined_prefills,
         "faults": run.faults,
@@ -227,6 +235,15 @@ def summarise(simulation: Simulation, run: Run) -> dict[str, Any]:
     parts |= {"workload": workload, **cost}
     settings = SimulatedSettings(config, cost["model"], cost["believed_cost"])
     return summary | parts | {"settings": settings.to_json() | {"protocol": protocol()}}
+
+
+def _prefill_mfu(simulation: Simulation, run: Run) -> dict[str, Any] | None:
+    """None where there is no prefill pool, or no peak is known."""
+    peak = node_peak_flops(FLAGS, simulation.cost)
+    if peak is None or simulation.config.coupled:
+        return None
+    model, peak = ARCHITECTURES[FLAGS.model], peak * simulation.config.stages
+    return simulated_mfu(run.prefill_work, model, peak, run.duration_s, FLAGS.prefill_mfu_floor)
 
 
 def make_config() -> SimulationConfig:
@@ -286,6 +303,7 @@ def _check_flags() -> None:
     check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
     check_above_zero(FLAGS, "request_timeout", unit=" seconds")
     check_scheduling_flags(FLAGS)
+    check_mfu_flags(FLAGS)
     check_above_zero(FLAGS, "speed", "link_gbps", "cores")
     for name in ("speed", "link_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
