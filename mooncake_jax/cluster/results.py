@@ -57,6 +57,7 @@ class Results:
         self.out, self._text, self._at_once = out, text, at_once
         self.outcomes: list[Outcome] = []
         self._counts = dict.fromkeys((COMPLETED, REJECTED, FAILED), 0)
+        self._event_count = 0 if events else None
 
     def add(self, outcome: Outcome) -> dict[str, int]:
         """Write one row; returns how many requests ended in which way so far."""
@@ -70,13 +71,17 @@ class Results:
         return self._counts
 
     def add_events(self, lines: Iterable[str]) -> None:
-        self._events.writelines(line + "\n" for line in lines)
+        for line in lines:
+            self._events.write(line + "\n")
+            self._event_count += 1
         if self._at_once:
             self._events.flush()
 
     def finish(self, summary: dict) -> None:
+        """Write summary.json, which says too how many events there were: an events.jsonl that was cut looks whole."""
         self.close()
         partial = self.out / ".summary.json.partial"
+        summary = summary | {"events": self._event_count}
         partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.out / "summary.json")
 

@@ -189,7 +189,7 @@ class Conductor:
     def _judge_prefilled(self, dispatch: int, attempt: _Attempt, now: float) -> list[Action]:
         """Whether it is decoded at all; a rejection now wastes its prefill (report 7.2)."""
         entry = self._current(dispatch)
-        if entry is None or attempt.decoding not in self.view.decoding:
+        if entry is None or self.view.load(attempt.decoding) is None:
             return []
         verdict = self.scheduler.prefilled(entry.request, attempt.decoding, self.view, now)
         if verdict is None:
