@@ -98,6 +98,7 @@ def test_bad_files_are_told_in_one_line_before_anything_runs(tmp_path, capsys, t
     [
         ("", "", ["--goodput"], "--goodput needs ttft_slo or tbt_slo"),
         ("ttft_slo = 1", "[axes]\nspeed = [1, 2]", ["--goodput"], "axes.speed: --goodput looks for the speed"),
+        ("ttft_slo = 1", "[goodput]\nhighest = 5000", ["--goodput"], "goodput.highest = 5000: use 0.001 to 1000"),
         ("", "", ["--jobs=0"], "--jobs=0: it must be at least 1"),
         ("", "", ["--picture=ttft"], "--picture: there is no figure 'ttft'"),
         ("", "", ["more.toml"], "name one TOML file"),

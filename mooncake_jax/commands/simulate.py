@@ -321,14 +321,19 @@ def _check_flags() -> None:
     check_scheduling_flags(FLAGS)
     check_mfu_flags(FLAGS)
     check_above_zero(FLAGS, "speed", "link_gbps", "cores")
-    if not _LEAST_SPEED <= FLAGS.speed <= _MOST_SPEED:
-        raise UsageError(f"--speed={FLAGS.speed:g}: use {_LEAST_SPEED:g} to {_MOST_SPEED:g}")
+    check_speed(FLAGS.speed, "--speed=")
     for name in ("link_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
             raise UsageError(f"--{name}=inf: it must be a finite number")
     for part in FLAGS.without:
         if part not in PARTS:
             raise UsageError(f"--without: there is no part {part!r}; use some of {','.join(PARTS)}")
+
+
+def check_speed(speed: float, asked_by: str) -> None:
+    """asked_by: what the value follows in the error. Raises UsageError."""
+    if not _LEAST_SPEED <= speed <= _MOST_SPEED:
+        raise UsageError(f"{asked_by}{speed:g}: use {_LEAST_SPEED:g} to {_MOST_SPEED:g}")
 
 
 def _check_coupled() -> None:

@@ -27,6 +27,8 @@ def check_flags(file: SweepFile, goodput: bool) -> None:
     for table, names in (("base", file.base), ("cases", file.cases[0]), ("axes", file.axes)):
         for name in names:
             _check_name(f"{file.path}: {table}.{name}", name, goodput)
+    for name in ("lowest", "highest") if goodput else ():
+        simulate.check_speed(getattr(file.goodput, name), f"{file.path}: goodput.{name} = ")
     read: set[tuple] = set()
     for combination in file.combinations():
         try:
