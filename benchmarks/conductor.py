@@ -3,10 +3,11 @@
     python benchmarks/conductor.py --trace=FILE [--requests=N] [--instances=16,1000] [--json=FILE]
 
 Each row is for so many prefill and as many decoding instances, with 3 M tokens of KVCache in each prefill instance's
-DRAM (FAST25 5.3). The trace arrives as much faster as there are more instances, so that their load is the same: that
-of the trace on 8. Between decisions prefills begin and end, blocks land and are evicted, and outputs end, as the cost
-model says, so that the pool fills as in the trace; only the decisions are timed. The match alone, which is the pool's
-part, is a row of its own. Whatever the figures are, the exit code is 0.
+DRAM (FAST25 5.3), and with the time limit that decisions have on a cluster. The trace arrives as much faster as there
+are more instances, so that their load is the same: that of the trace on 8. Between decisions prefills begin and end,
+blocks land and are evicted, and outputs end, as the cost model says, so that the pool fills as in the trace; only the
+decisions are timed. The match alone, which is the pool's part, is a row of its own. Whatever the figures are, the exit
+code is 0.
 """
 
 import heapq
@@ -21,6 +22,7 @@ from command import parse, run
 from table import Row, at_most, print_heads, print_row, row, write_json
 
 from mooncake_jax.cache.pool import KVCachePool
+from mooncake_jax.cluster.time_limit import decision_time
 from mooncake_jax.errors import UsageError
 from mooncake_jax.metrics import percentile
 from mooncake_jax.request import SLO, Request
@@ -30,7 +32,7 @@ from mooncake_jax.sched.decisions import Dispatch
 from mooncake_jax.sched.decoding_load import DecodingLoad
 from mooncake_jax.sched.kvcache_centric import KVCacheCentric
 from mooncake_jax.sched.prefill_queue import PrefillQueue
-from mooncake_jax.sched.scheduler import Scheduler
+from mooncake_jax.sched.scheduler import Scheduler, TimeLimit
 from mooncake_jax.sched.view import ClusterView, RequestView
 from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow, read_trace
 
@@ -57,11 +59,12 @@ def main(arguments: list[str]) -> int:
     trace = read_trace(FLAGS.trace, FLAGS.requests)
     rows: list[Row] = []
     print_heads()
-    for found in itertools.chain.from_iterable(decision_rows(trace, number) for number in instances):
-        print_row(found)
-        rows.append(found)
-        if FLAGS.json:
-            write_json(Path(FLAGS.json), rows)
+    with decision_time() as time_limit:
+        for found in itertools.chain.from_iterable(decision_rows(trace, number, time_limit) for number in instances):
+            print_row(found)
+            rows.append(found)
+            if FLAGS.json:
+                write_json(Path(FLAGS.json), rows)
     return 0
 
 
@@ -77,8 +80,8 @@ def _instances() -> list[int]:
     return numbers
 
 
-def decision_rows(trace: Sequence[TraceRow], instances: int) -> Iterator[Row]:
-    replay = Replay(instances)
+def decision_rows(trace: Sequence[TraceRow], instances: int, time_limit: TimeLimit) -> Iterator[Row]:
+    replay = Replay(instances, time_limit)
     for line in trace:
         replay.arrive(*_request(line, INSTANCES_OF_TRACE / instances))
     name, target = f"{instances} + {instances} instances", TARGETS.get(instances)
@@ -104,7 +107,7 @@ def _request(line: TraceRow, time_scale: float) -> tuple[Request, int]:
 class Replay:
     """A cluster that does in no time what the cost model says, and what its Conductor believes of it."""
 
-    def __init__(self, instances: int):
+    def __init__(self, instances: int, time_limit: TimeLimit):
         prefill = [f"prefill{i}" for i in range(instances)]
         self.view = ClusterView(
             prefill={node: PrefillQueue() for node in prefill},
@@ -115,7 +118,7 @@ class Replay:
             block_size=TRACE_BLOCK,
             bytes_per_token=BYTES_PER_TOKEN,
         )
-        self._scheduler = Scheduler(KVCacheCentric(), SLOCheck())
+        self._scheduler = Scheduler(KVCacheCentric(), SLOCheck(), time_limit=time_limit)
         self._free = dict.fromkeys(prefill, 0.0)
         self._events: list[tuple] = []  # (when, number, what, its arguments)
         self._numbers = itertools.count()

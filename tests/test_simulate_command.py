@@ -212,3 +212,18 @@ def test_coupled_instances_by_their_flags(trace, tmp_path):
         assert summary["hardware"]["prefill_compute_s_mean"] > 0
         assert (summary["reuse_share"] > 0) == (mode == "prefix_cache")
         assert run(["verify-replay", str(out)]) == 0
+
+
+def test_a_policy_that_never_answers_fails_its_request(trace, tmp_path, monkeypatch):
+    (tmp_path / "own_endless.py").write_text(
+        "from mooncake_jax.sched.policies import LoadBalancing\n"
+        "class Endless(LoadBalancing):\n"
+        "    def choose(self, request, view, now):\n"
+        "        while request.id == '1': pass\n"
+        "        return super().choose(request, view, now)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = tmp_path / "out"
+    assert run(["simulate", f"--trace={trace}", "--limit=3", "--policy=own_endless:Endless", f"--out={out}"]) == 1
+    reasons = {row["id"]: row["reason"] for row in rows(out)}
+    assert reasons == {"0": None, "1": "policy own_endless:Endless took longer than 1 s", "2": None}

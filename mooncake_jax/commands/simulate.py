@@ -17,6 +17,7 @@ from absl import flags
 from mooncake_jax import metrics
 from mooncake_jax.cluster.record import Recorded, protocol
 from mooncake_jax.cluster.results import Results, check_writable
+from mooncake_jax.cluster.time_limit import decision_time
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.commands.reading import read_rows
 from mooncake_jax.commands.scheduling_flags import (
@@ -177,7 +178,9 @@ def run_simulation(
     config, cost, requests = simulation.config, simulation.cost, simulation.requests
     gc.disable()  # a run makes millions of objects, and no cycles of them
     try:
-        return simulate(config, cost, requests, believed=simulation.believed, ended=ended, host=host, check=FLAGS.check)
+        with decision_time() as time_limit:
+            options = {"believed": simulation.believed, "check": FLAGS.check, "time_limit": time_limit}
+            return simulate(config, cost, requests, ended=ended, host=host, **options)
     finally:
         gc.enable()
 

@@ -26,8 +26,8 @@ def main(arguments: list[str]) -> int:
         )
     run = Path(folders[0])
     settings = load_settings(run, _settings)
-    actors = settings.actors(decision_time) if isinstance(settings, ActorSettings) else settings.actors()
-    with WorkProgress("replaying", "replayed") as progress:
+    with decision_time() as time_limit, WorkProgress("replaying", "replayed") as progress:
+        actors = settings.actors(time_limit)
         verified = verify(run / "events.jsonl", actors, progress.update)
     handled = f"{run}: {verified.events} events of {len(actors)} actors handled again"
     if not verified.differences:
