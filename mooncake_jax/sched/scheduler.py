@@ -99,7 +99,7 @@ class Scheduler:
         try:
             before, seen = state(view, now), read_only(view)
             answer = self._guarded(name, lambda: decide(seen))
-            changed = first_changed(before, state(view, now))
+            changed = first_changed(view, before, state(view, now))
         except Exception as error:
             return self._fault(f"{name} left a view of the cluster that cannot be read: {told(error)}")
         return answer if changed is None else self._fault(f"{name} changed {changed} in the view, which it only reads")

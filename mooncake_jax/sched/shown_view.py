@@ -4,13 +4,12 @@ changes is noticed.
 That is for mistakes, not for malice: a view cannot be read-only as deep as it goes without a copy for every decision.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from mooncake_jax.sched.view import ClusterView
 
-COPIES = "the pace of copies"
+State = list[tuple[float, ...]]
 
 
 def read_only(view: ClusterView) -> ClusterView:
@@ -19,21 +18,17 @@ def read_only(view: ClusterView) -> ClusterView:
     return replace(view, **{name: MappingProxyType(getattr(view, name)) for name in names})
 
 
-def state(view: ClusterView, now: float) -> dict[str, tuple]:
-    """What a scheduler might change by mistake, by what it belongs to."""
-    queues = {
-        f"the queue of {node}": (queue.seconds(now), len(queue), queue.pace.factor)
-        for node, queue in view.prefill.items()
-    }
-    loads = {
-        f"the load of {node}": (load.context, len(load.requests), load.tightest_tbt, len(load.inlining))
-        for node, load in view.decoding.items()
-    }
-    return {**queues, **loads, COPIES: (view.transfer_pace.factor,)}
+def state(view: ClusterView, now: float) -> State:
+    """What a scheduler might change by mistake: of each prefill and each decoding instance, and of copies."""
+    queues = [(queue.seconds(now), queue.pace.factor) for queue in view.prefill.values()]
+    loads = [(load.context, len(load.requests), load.tightest_tbt) for load in view.decoding.values()]
+    return [*queues, *loads, (view.transfer_pace.factor,)]
 
 
-def first_changed(before: Mapping[str, tuple], after: Mapping[str, tuple]) -> str | None:
-    """Of two states of the same instances."""
+def first_changed(view: ClusterView, before: State, after: State) -> str | None:
+    """Of what two states of this view differ, if they do."""
     if before == after:
         return None
-    return next(name for name in before if before[name] != after[name])
+    queues, loads = (f"the queue of {node}" for node in view.prefill), (f"the load of {node}" for node in view.decoding)
+    changed = zip((*queues, *loads, "the pace of copies"), before, after, strict=True)
+    return next(what for what, old, new in changed if old != new)

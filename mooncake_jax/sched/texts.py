@@ -1,7 +1,10 @@
 """Anybody's values and errors as text that can be written and shown: one line, not long, of characters that print."""
 
+import re
+
 LONGEST = 200  # characters of a reason
 _LONGEST_VALUE = 60
+_ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # where an object lies is another place in every process
 
 
 def one_line(text: str) -> str:
@@ -15,7 +18,7 @@ def one_line(text: str) -> str:
 def shown(value: object) -> str:
     """The beginning of its repr()."""
     try:
-        return f"{repr(value)[:_LONGEST_VALUE]}"
+        return _ADDRESS.sub("", repr(value))[:_LONGEST_VALUE]
     except Exception:  # it is anybody's code
         return f"a {type(value).__name__} that cannot be shown"
 
@@ -23,6 +26,6 @@ def shown(value: object) -> str:
 def told(error: BaseException) -> str:
     """What was raised, and what it says."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return _ADDRESS.sub("", f"{type(error).__name__}: {error}")
     except Exception:  # it is anybody's code
         return f"a {type(error).__name__} that cannot be shown"
