@@ -17,6 +17,8 @@ from mooncake_jax.errors import UsageError
 
 _OF_ONE_RUN = ("out", "events")  # a sweep has results of its own
 _SOUGHT = "speed"
+# What decides whether the trace can be read, and the costs used: it is done but once for each.
+_OF_WORK = ("trace", "limit", "cost", "believed_cost", "prefill", "max_batch", "device_kv_tokens", "drop_over")
 _NAME_FILES = ("trace", "cost", "believed_cost")
 
 
@@ -30,8 +32,8 @@ def check_flags(file: SweepFile, goodput: bool) -> None:
         try:
             config = simulate.parse([f"--{name}={value}" for name, value in (file.base | combination).items()])
             simulate.check_loadable(config)
-            if (workload := (simulate.FLAGS.trace, simulate.FLAGS.limit)) not in read:
-                read.add(workload)
+            if (used := tuple(simulate.FLAGS[name].value for name in _OF_WORK)) not in read:
+                read.add(used)
                 simulate.prepare(config)
         except (UsageError, flags.Error) as error:
             at = f" with {_shown(combination)}" if combination else ""

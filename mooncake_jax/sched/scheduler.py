@@ -53,6 +53,8 @@ class Scheduler:
         longest_inlined: int = 0,
     ):
         self.policy, self.admission = policy, admission
+        # Whether the admission looks at a request again once its prefill has ended.
+        self.judges_prefilled = getattr(type(admission), "on_prefilled", None) is not Admission.on_prefilled
         self._policy_name = f"policy {policy_name or type(policy).__name__}"
         self._admission_name = f"admission {admission_name or type(admission).__name__}"
         self._time_limit, self._longest_inlined = time_limit, longest_inlined
@@ -79,6 +81,8 @@ class Scheduler:
 
     def prefilled(self, request: Request, decoding: str, view: ClusterView, now: float) -> Reject | Fault | None:
         """Whether a request whose prefill has ended, which the view knows, is not to be decoded after all."""
+        if not self.judges_prefilled:
+            return None
         asked = RequestView.of(request)
         return self._judge(view, now, lambda seen: self.admission.on_prefilled(asked, decoding, seen, now))
 
