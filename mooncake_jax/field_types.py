@@ -1,4 +1,4 @@
-"""Whether values that come from JSON are of the types that dataclasses name for their fields.
+"""Whether values that come from JSON are of the types that dataclasses and named tuples name for their fields.
 
 Knows the types of messages and of settings: numbers, texts, None, unions, tuples, frozensets and mappings. A whole
 number will do for a float, and True is no number.
@@ -15,8 +15,8 @@ _UNIONS = (types.UnionType, typing.Union)
 
 @functools.cache
 def field_types(cls: type) -> dict[str, Any]:
-    """By name, of a dataclass."""
-    return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in cls.__dataclass_fields__}
+    """By name, of a dataclass or a named tuple."""
+    return typing.get_type_hints(cls)
 
 
 def check_fields(cls: type, values: Mapping[str, Any]) -> None:

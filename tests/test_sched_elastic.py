@@ -61,6 +61,13 @@ def test_nothing_moves_while(waiting, decoding, what):
     assert reviewed(policy, view, (NOW, NOW + 100.0)) == [None, None], what
 
 
+@pytest.mark.parametrize(("waiting", "moves"), [(3.5, False), (3.5 - 2**-10, True)])
+def test_loads_diverge_above_twice_the_mean_of_the_other_pool(waiting, moves):
+    """Decoding is at 7/8 of its SLO; of the two prefill instances one has work for so many of its 4 s."""
+    view = view_of((0, 0), ((waiting,), ()), BUSY, slo=SLOS)
+    assert (diverged(view) == Move("prefill1", DECODING)) == moves
+
+
 def test_requests_still_in_prefill_are_no_decoding_load():
     view = view_of((0, 0), decoding=BUSY, slo=SLOS)
     for assigned in view.decoding["decode0"].requests.values():

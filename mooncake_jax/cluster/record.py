@@ -24,8 +24,8 @@ _MESSAGES = {message.__name__: message for message in typing.get_args(Message)}
 
 def encode(value: Any) -> Any:
     """A message or action as JSON values."""
-    if dataclasses.is_dataclass(value):
-        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if _is_record(value):
+        fields = {name: encode(getattr(value, name)) for name in field_types(type(value))}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [encode(v) for v in value]
@@ -41,10 +41,14 @@ def decode(value: Any) -> Message:
     return _decode_as(_MESSAGES[value["type"]], value)
 
 
+def _is_record(value: Any) -> bool:
+    """Whether this object or class has named fields."""
+    return dataclasses.is_dataclass(value) or hasattr(value, "_fields")
+
+
 def _decode_as(hint: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(hint):
-        hints = field_types(hint)
-        return hint(**{f.name: _decode_as(hints[f.name], value[f.name]) for f in dataclasses.fields(hint)})
+    if _is_record(hint):
+        return hint(**{name: _decode_as(of, value[name]) for name, of in field_types(hint).items()})
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         check_type("a tuple", list, value)
@@ -70,20 +74,20 @@ def protocol() -> str:
 
 
 def fingerprint(*classes: type) -> str:
-    """Of these dataclasses' fields, and of those of the dataclasses in them."""
+    """Of these classes' fields, and of those of the classes with fields in them."""
     shapes, left = {}, list(classes)
     while left:
         cls = left.pop()
         if cls.__name__ not in shapes:
             shapes[cls.__name__] = {name: str(hint) for name, hint in field_types(cls).items()}
-            left += [part for hint in field_types(cls).values() for part in _dataclasses_in(hint)]
+            left += [part for hint in field_types(cls).values() for part in _records_in(hint)]
     return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _dataclasses_in(hint: Any) -> list[type]:
-    if dataclasses.is_dataclass(hint):
+def _records_in(hint: Any) -> list[type]:
+    if _is_record(hint):
         return [hint]
-    return [found for argument in typing.get_args(hint) for found in _dataclasses_in(argument)]
+    return [found for argument in typing.get_args(hint) for found in _records_in(argument)]
 
 
 class Recorded:

@@ -133,12 +133,14 @@ def main(arguments: list[str]) -> int:
     out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
     check_writable(out)
     simulation = prepare(config)
-    results = Results(out, events=FLAGS.events)
+    results = Results(out, events=FLAGS.events, at_once=False)
     try:
         run = _run_shown(simulation, results)
     except Stuck as error:
         print(f"mooncake-jax simulate: {error}; what had ended by then is in {out}", file=sys.stderr)
         return EXIT_FAILED
+    finally:
+        results.close()
     summary = summarise(simulation, run)
     results.finish(summary)
     order = {request.id: place for place, request in enumerate(simulation.requests)}
@@ -202,7 +204,7 @@ def run_simulation(
 
 
 def _run_shown(simulation: Simulation, results: Results) -> Run:
-    """With progress; what ends is written at once."""
+    """With progress; what ends is written."""
 
     def host(node: str, actor: Actor) -> Actor:
         return Recorded(node, actor, lambda line: results.add_events([line])) if FLAGS.events else actor

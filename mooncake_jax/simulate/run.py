@@ -13,7 +13,7 @@ from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.messages import CONDUCTOR, Message
 from mooncake_jax.sched.mfu import PrefillWork
 from mooncake_jax.sched.serve import Actor, serve
-from mooncake_jax.simulate.actors import judges_prefilled, make_actors
+from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.cluster import SimulatedCluster
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.waiting import what_waits
@@ -71,7 +71,8 @@ def simulate(
 
     in_order = sorted(requests, key=lambda request: request.arrival)
     invalid = {r.id: reason for r in in_order if (reason := why_invalid(r, config)) is not None}
-    cluster = SimulatedCluster(config, cost, in_order, invalid, add, judges_prefilled(conductor))
+    judges = conductor.scheduler.judges_prefilled
+    cluster = SimulatedCluster(config, cost, in_order, invalid, add, judges)
     hosted = {node: host(node, actor) for node, actor in actors.items()}
     if check:
         hosted = {node: _Checked(hosted[node], actor, cluster) for node, actor in actors.items()}
