@@ -1,9 +1,10 @@
-"""Whether values that come from JSON are of the types that dataclasses and named tuples name for their fields.
+"""Whether values that come from JSON are of the types that dataclasses name for their fields.
 
 Knows the types of messages and of settings: numbers, texts, None, unions, tuples, frozensets and mappings. A whole
 number will do for a float, and True is no number.
 """
 
+import dataclasses
 import functools
 import types
 import typing
@@ -16,7 +17,8 @@ _UNIONS = (types.UnionType, typing.Union)
 @functools.cache
 def field_types(cls: type) -> dict[str, Any]:
     """By name, of a dataclass or a named tuple."""
-    return typing.get_type_hints(cls)
+    names = cls.__dataclass_fields__ if dataclasses.is_dataclass(cls) else cls._fields
+    return {name: hint for name, hint in typing.get_type_hints(cls).items() if name in names}
 
 
 def check_fields(cls: type, values: Mapping[str, Any]) -> None:
