@@ -26,6 +26,7 @@ from mooncake_jax.commands.scheduling_flags import (
     define_scheduling_flags,
     instances_and_stages,
 )
+from mooncake_jax.commands.simulate_memory import check_memory
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.report import print_results
@@ -157,7 +158,7 @@ def prepare(config: SimulationConfig) -> Simulation:
     """With the costs and the trace that the flags name. Raises UsageError."""
     cost, believed = check_loadable(config)
     rows, source = read_rows(FLAGS.trace, "simulate", FLAGS.limit)
-    return Simulation(config, cost, believed, keyed_requests(rows, FLAGS.speed), source)
+    return Simulation(config, cost, believed, keyed_requests(rows, FLAGS.speed, FLAGS.trace), source)
 
 
 def check_loadable(config: SimulationConfig) -> tuple[CostModel, CostModel]:
@@ -240,11 +241,7 @@ def make_config() -> SimulationConfig:
         }
         | _busy_cores(stages)
     )
-    block = config.bytes_per_token * config.block_size // stages
-    if config.dram_blocks < 1 and not config.coupled:
-        raise UsageError(f"--dram_mib={FLAGS.dram_mib} does not hold one block, {block / 2**20:.1f} MiB: raise it")
-    if config.decoding_pages < 1:
-        raise UsageError(f"--device_kv_tokens={FLAGS.device_kv_tokens} is less than a block of {TRACE_BLOCK}: raise it")
+    check_memory(FLAGS, config)
     return config
 
 
