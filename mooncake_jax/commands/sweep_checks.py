@@ -17,6 +17,7 @@ from mooncake_jax.errors import UsageError
 
 _OF_ONE_RUN = ("out", "events")  # a sweep has results of its own
 _SOUGHT = "speed"
+_BESIDE_CONFIG = ("trace", "limit", "speed", "model", "cost", "believed_cost", "check")
 _NAME_FILES = ("trace", "cost", "believed_cost")
 
 
@@ -26,6 +27,7 @@ def check_flags(file: SweepFile, goodput: bool) -> None:
         for name in names:
             _check_name(f"{file.path}: {table}.{name}", name, goodput)
     read: set[tuple] = set()
+    runs: dict[tuple, Flags] = {}
     for combination in file.combinations():
         try:
             config = simulate.parse([f"--{name}={value}" for name, value in (file.base | combination).items()])
@@ -36,6 +38,9 @@ def check_flags(file: SweepFile, goodput: bool) -> None:
         except (UsageError, flags.Error) as error:
             at = f" with {_shown(combination)}" if combination else ""
             raise UsageError(f"{file.path}{at}: {error}") from None
+        same = runs.setdefault((config, *[simulate.FLAGS[name].value for name in _BESIDE_CONFIG]), combination)
+        if same is not combination:
+            raise UsageError(f"{file.path}: {_shown(combination)} is the same run as {_shown(same)}; keep one of them")
         if goodput and config.ttft_slo == config.tbt_slo == math.inf:
             raise UsageError(f"{file.path}: --goodput needs ttft_slo or tbt_slo, which every request meets without")
 
