@@ -4,9 +4,10 @@
 
 Each row is for so many prefill and as many decoding instances, with 3 M tokens of KVCache in each prefill instance's
 DRAM (FAST25 5.3). The trace arrives as much faster as there are more instances, so that their load is the same: that
-of the trace on 8. Between decisions prefills begin and end, blocks land and are evicted, and outputs end, as the cost
-model says, so that the pool fills as in the trace; only the decisions are timed. The match alone, which is the pool's
-part, is a row of its own. Whatever the figures are, the exit code is 0.
+of the trace on 8; then again four times as fast, so that queues are long and some are rejected. Between decisions
+prefills begin and end, blocks land and are evicted, and outputs end, as the cost model says, so that the pool fills as
+in the trace; only the decisions are timed, each under its time limit, as in a cluster. The match, which is the pool's
+part, and the time limit are rows of their own. Whatever the figures are, the exit code is 0.
 """
 
 import heapq
@@ -22,6 +23,7 @@ from table import Row, at_most, print_heads, print_row, row, write_json
 from traces import read_told
 
 from mooncake_jax.cache.pool import KVCachePool
+from mooncake_jax.cluster.time_limit import decision_time
 from mooncake_jax.errors import UsageError
 from mooncake_jax.metrics import percentile
 from mooncake_jax.request import SLO, Request
@@ -43,6 +45,7 @@ flags.DEFINE_string("json", None, "write the rows to this file too", flag_values
 
 TARGETS = {16: at_most(40), 1000: at_most(1000)}  # microseconds
 INSTANCES_OF_TRACE = 8
+OVERLOAD = 4  # times the load of the trace
 BLOCKS = 3_000_000 // TRACE_BLOCK  # of an instance's DRAM
 SCALE = 1 / 1024  # of the costs below, LLaMA2-70B on 8 A800 (FAST25 figure 14), in thousands of tokens
 COST = PolynomialCost((0.044, 0.1133 * SCALE, 2 * 7.94e-4 * SCALE**2), (0.0227, 0.0035, 3.47e-8), (0.0, 1.14e-11))
@@ -79,16 +82,30 @@ def _instances() -> list[int]:
 
 
 def decision_rows(trace: Sequence[TraceRow], instances: int) -> Iterator[Row]:
-    replay = Replay(instances)
-    for line in trace:
-        replay.arrive(*_request(line, INSTANCES_OF_TRACE / instances))
     name, target = f"{instances} + {instances} instances", TARGETS.get(instances)
-    yield row(f"{name}: decision, median", _micro(statistics.median(replay.decisions)), "us", None, target)
+    replay = _replayed(trace, instances, 1)
+    yield row(f"{name}: decision, median", _median(replay.decisions), "us", None, target)
     yield row(f"{name}: decision, P99", _micro(percentile(replay.decisions, 99)), "us")
-    yield row(f"{name}: of it the match, median", _micro(statistics.median(replay.matches)), "us")
+    yield row(f"{name}: of it the match, median", _median(replay.matches), "us")
+    yield row(f"{name}: of it the time limit, median", _median(replay.limits), "us")
     held = sum(dram for dram, _ in replay.view.pool.blocks().values())
     yield row(f"{name}: blocks in the pool at the end", held, "blocks")
-    yield row(f"{name}: requests rejected", 100 * replay.rejected / len(trace), "%")
+    yield row(f"{name}: requests rejected", replay.rejected_percent, "%")
+    replay = _replayed(trace, instances, OVERLOAD)
+    yield row(f"{name}, {OVERLOAD} x load: decision, median", _median(replay.decisions), "us", None, target)
+    yield row(f"{name}, {OVERLOAD} x load: decision, P99", _micro(percentile(replay.decisions, 99)), "us")
+    yield row(f"{name}, {OVERLOAD} x load: requests rejected", replay.rejected_percent, "%")
+
+
+def _replayed(trace: Sequence[TraceRow], instances: int, load: float) -> "Replay":
+    replay = Replay(instances)
+    for line in trace:
+        replay.arrive(*_request(line, INSTANCES_OF_TRACE / instances / load))
+    return replay
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return _micro(statistics.median(seconds))
 
 
 def _micro(seconds: float) -> float:
@@ -116,12 +133,13 @@ class Replay:
             block_size=TRACE_BLOCK,
             bytes_per_token=BYTES_PER_TOKEN,
         )
-        self._scheduler = Scheduler(KVCacheCentric(), SLOCheck())
+        self._scheduler = Scheduler(KVCacheCentric(), SLOCheck(), time_limit=decision_time)
         self._free = dict.fromkeys(prefill, 0.0)
         self._events: list[tuple] = []  # (when, number, what, its arguments)
         self._numbers = itertools.count()
         self.decisions: list[float] = []  # seconds
         self.matches: list[float] = []
+        self.limits: list[float] = []
         self.rejected = 0
 
     def arrive(self, request: Request, output_tokens: int) -> None:
@@ -133,12 +151,21 @@ class Replay:
         decision = self._scheduler.dispatch(request, self.view, now)
         decided = time.perf_counter()
         self.view.pool.match(request.block_keys)
-        self.matches.append(time.perf_counter() - decided)
+        matched = time.perf_counter()
+        for _ in ("policy", "admission"):
+            with decision_time():
+                pass
+        self.limits.append(time.perf_counter() - matched)
+        self.matches.append(matched - decided)
         self.decisions.append(decided - begun)
         if isinstance(decision, Dispatch):
             self._dispatch(request, decision, output_tokens, now)
         else:
             self.rejected += 1
+
+    @property
+    def rejected_percent(self) -> float:
+        return 100 * self.rejected / len(self.decisions)
 
     def _dispatch(self, request: Request, decision: Dispatch, output_tokens: int, now: float) -> None:
         view, number, node = self.view, next(self._numbers), decision.prefill

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO, Outcome, Request, TokenLogprobs
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Outcome))
+_values = operator.attrgetter(*_FIELDS)
 STATUSES = (COMPLETED, REJECTED, FAILED)
 
 
@@ -20,7 +21,10 @@ def percentile(values: Iterable[float], q: float) -> float | None:
     """The q-th percentile (0 to 100), linear between the two nearest values; None for no values."""
     if not 0 <= q <= 100:
         raise ValueError(f"q is {q}; a percentile is from 0 to 100")
-    ordered = sorted(values)
+    return _percentile_of(sorted(values), q)
+
+
+def _percentile_of(ordered: Sequence[float], q: float) -> float | None:
     if not ordered:
         return None
     place = (len(ordered) - 1) * q / 100
@@ -34,11 +38,42 @@ def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
+class TokenTimes:
+    """When the tokens of an output came, in seconds: the first and the last one (None before there is any), and the
+    gaps between each and the next.
+    """
+
+    __slots__ = ("first", "gaps", "last")
+
+    def __init__(self, times: Sequence[float] = ()):
+        self.first = self.last = None
+        self.gaps: list[float] = []
+        if times:
+            self.add(times, gaps_of(times))
+
+    def __len__(self) -> int:
+        return 0 if self.first is None else len(self.gaps) + 1
+
+    def add(self, times: Sequence[float], gaps: Sequence[float]) -> None:
+        """At least one more, with the gaps between these: many outputs may share them."""
+        if self.first is None:
+            self.first = times[0]
+        else:
+            self.gaps.append(times[0] - self.last)
+        self.gaps += gaps
+        self.last = times[-1]
+
+
+def gaps_of(times: Sequence[float]) -> list[float]:
+    """Between each and the next."""
+    return list(map(operator.sub, times[1:], times))
+
+
 def outcome(
     request: Request,
     status: str,
     *,
-    token_times: Sequence[float] = (),
+    token_times: TokenTimes | Sequence[float] = (),
     reason: str | None = None,
     estimate: float | None = None,
     limit: float | None = None,
@@ -56,7 +91,9 @@ def outcome(
     """
     if token_ids is not None and len(token_ids) != len(token_times):
         raise ValueError(f"request {request.id}: {len(token_ids)} token ids with {len(token_times)} token times")
-    gaps = list(map(operator.sub, token_times[1:], token_times))
+    if not isinstance(token_times, TokenTimes):
+        token_times = TokenTimes(token_times)
+    gaps = token_times.gaps
     ordered = sorted(gaps)
     longest = ordered[-((len(gaps) + 9) // 10) :] if gaps else []
     return Outcome(
@@ -72,9 +109,9 @@ def outcome(
         reason=reason,
         estimate=estimate,
         limit=limit,
-        ttft_s=token_times[0] - request.arrival if len(token_times) else None,
+        ttft_s=None if token_times.first is None else token_times.first - request.arrival,
         tbt_mean_s=mean(gaps),
-        tbt_p90_s=percentile(ordered, 90),
+        tbt_p90_s=_percentile_of(ordered, 90),
         tbt_top10_s=mean(longest),
         prefill_instance=prefill_instance,
         decoding_instance=decoding_instance,
@@ -132,7 +169,7 @@ def summarise(outcomes: Iterable[Outcome], slo: SLO, duration_s: float) -> dict:
 
 def outcome_row(outcome: Outcome) -> dict:
     """The outcome as a row of requests.jsonl, ready for JSON; its keys are Outcome's fields, in their order."""
-    row = {name: getattr(outcome, name) for name in _FIELDS}
+    row = dict(zip(_FIELDS, _values(outcome)))
     for name in ("ttft_slo", "tbt_slo", "estimate", "limit"):
         row[name] = None if row[name] is None else _finite(row[name])
     row["token_ids"] = None if outcome.token_ids is None else list(outcome.token_ids)

@@ -39,7 +39,7 @@ def test_each_number_of_instances_has_its_rows(trace, tmp_path):
     code, (source, heads, *lines), errors = run(f"--trace={trace}", "--instances=2,16", f"--json={file}")
     assert code == 0, errors
     rows = {row["name"]: row for row in json.loads(file.read_text())}
-    assert len(rows) == len(lines) == 10 and source == f"{trace}: SURROGATE of a trace"
+    assert len(rows) == len(lines) == 18 and source == f"{trace}: SURROGATE of a trace"
     assert heads.split()[0] == "figure"
     assert rows["16 + 16 instances: decision, median"]["target"] == "<= 40"
     assert rows["2 + 2 instances: decision, median"]["target"] is None
@@ -48,7 +48,22 @@ def test_each_number_of_instances_has_its_rows(trace, tmp_path):
         assert 0 < rows[f"{name}: of it the match, median"]["value"] < rows[f"{name}: decision, median"]["value"]
         # Of block 0 and 20 x 6 more, those that have landed by the last arrival; copies count too.
         assert 41 <= rows[f"{name}: blocks in the pool at the end"]["value"] <= 300
+        assert 0 < rows[f"{name}: of it the time limit, median"]["value"] < rows[f"{name}: decision, median"]["value"]
         assert rows[f"{name}: requests rejected"]["value"] == 0
+    assert rows["16 + 16 instances, 4 x load: decision, median"]["target"] == "<= 40"
+    assert 0 <= rows["2 + 2 instances, 4 x load: requests rejected"]["value"] <= 100
+
+
+def test_requests_that_come_too_fast_are_rejected(tmp_path):
+    """Ten prompts of 100,000 tokens at once, 19 s of prefill each: 30 s are enough for one."""
+    file, trace = tmp_path / "rows.json", tmp_path / "trace.jsonl"
+    ids = [list(range(196 * number, 196 * (number + 1))) for number in range(10)]
+    lines = [{"timestamp": 1, "input_length": 100_000, "output_length": 5, "hash_ids": own} for own in ids]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, _, errors = run(f"--trace={trace}", "--instances=1", f"--json={file}")
+    assert code == 0, errors
+    rejected = [row["value"] for row in json.loads(file.read_text()) if "rejected" in row["name"]]
+    assert rejected == [90, 90]
 
 
 def test_only_the_first_requests(trace, tmp_path):

@@ -353,8 +353,8 @@ def test_random_operations_keep_the_invariants_and_tell_every_change(eviction):
             (n, t, k)
             for n, tiers in pool._nodes.items()
             for t in TIERS
-            for k, e in getattr(tiers, t).entries.items()
-            if e.landed
+            for k in getattr(tiers, t).slots
+            if getattr(tiers, t).has_landed(k)
         }
         assert mirror.found == found
     pool.drop_node("p1")  # whatever is under way there

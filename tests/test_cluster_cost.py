@@ -62,6 +62,7 @@ def test_what_does_not_fit_is_told_before_any_rank_starts(tmp_path, fault):
         case "negative":
             told = f"--cost={path}: predicts -0.28 s for a prefill of 128 tokens, 0 of them reused; measure or fit it"
             cost_file(path, FALLING)
+            flags = [f"--prompts={write_prompts(tmp_path / 'prompts.jsonl', [prompt('a', 40)])}"]
         case "absent":
             path = "absent.json"
             told = "cost 'absent.json' is neither a file nor one of micro, arxiv"

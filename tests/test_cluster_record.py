@@ -58,7 +58,18 @@ def test_messages_survive_json(message):
     assert decode(json.loads(json.dumps(encode(message)))) == message
 
 
-@pytest.mark.parametrize("value", [{"type": "dataclass"}, {"type": "Cancel"}, {}, [], None, {"type": ["Cancel"]}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": "dataclass"},
+        {"type": "Cancel"},
+        {},
+        [],
+        None,
+        {"type": ["Cancel"]},
+        {"type": "Cancel", "dispatch": None},
+    ],
+)
 def test_what_is_no_message_is_refused(value):
     with pytest.raises((KeyError, TypeError, ValueError)):
         decode(value)

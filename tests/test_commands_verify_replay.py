@@ -16,9 +16,11 @@ from mooncake_jax.__main__ import run as command
 from mooncake_jax.cluster.actors import ActorSettings
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.record import Recorded
-from mooncake_jax.cluster.verify import load_settings, verify
+from mooncake_jax.cluster.verify import load_run, verify
 from mooncake_jax.request import COMPLETED, REJECTED
 from mooncake_jax.sched.serve import serve
+from mooncake_jax.simulate.config import SimulationConfig
+from mooncake_jax.simulate.settings import SimulatedSettings
 
 CONFIG = ClusterConfig(
     model="none",
@@ -72,20 +74,20 @@ def recorded(tmp_path):
     recording = {node: Recorded(node, actor, lines.append) for node, actor in actors.items()}
     serve(recording, VirtualCluster(actors, requests))
     (tmp_path / "events.jsonl").write_text("".join(line + "\n" for line in lines))
-    (tmp_path / "summary.json").write_text(json.dumps({"settings": SETTINGS.to_json()}))
+    (tmp_path / "summary.json").write_text(json.dumps({"settings": SETTINGS.to_json(), "events": len(lines)}))
     return tmp_path
 
 
 def test_settings_survive_json(recorded):
-    assert load_settings(recorded) == SETTINGS
+    assert load_run(recorded).settings == SETTINGS
 
 
 @pytest.mark.parametrize("kind", COSTS)
 def test_a_given_cost_model_survives_json_and_is_believed_by_all(tmp_path, kind):
     cost = COSTS[kind]
     given = dataclasses.replace(SETTINGS, cost=cost, steps={})
-    (tmp_path / "summary.json").write_text(json.dumps({"settings": given.to_json()}))
-    loaded = load_settings(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps({"settings": given.to_json(), "events": 0}))
+    loaded = load_run(tmp_path).settings
     assert loaded == given
     actors = loaded.actors()
     assert actors["conductor"].view.cost == actors["decode0"].cost == cost
@@ -145,6 +147,15 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-20])
 
 
+def cut_lines(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
+
+
+def nested(path):
+    """Deeper than any JSON parser goes."""
+    path.write_text("[" * 200_000 + "\n")
+
+
 def damage(**settings):
     def change_settings(path):
         summary = json.loads(path.read_text())
@@ -154,17 +165,63 @@ def damage(**settings):
     return change_settings
 
 
+def damage_config(**fields):
+    return damage(config=SETTINGS.to_json()["config"] | fields)
+
+
+def simulated(**fields):
+    """Settings of a simulated run, one of which is another."""
+    settings = SimulatedSettings(SimulationConfig(bytes_per_token=1000, layers=4), "llama2-70b", "micro").to_json()
+    return damage(**settings | {"config": settings["config"] | fields})
+
+
+def without_events(path):
+    summary = json.loads(path.read_text())
+    del summary["events"]
+    path.write_text(json.dumps(summary))
+
+
 @pytest.mark.parametrize(
     ("file", "harm", "told"),
     [
         ("summary.json", lambda path: path.unlink(), "summary.json: No such file or directory; name the results"),
         ("summary.json", cut, "summary.json holds no run's settings; name the results folder"),
         ("summary.json", lambda path: path.write_text("[1]"), "summary.json holds no run's settings"),
-        ("summary.json", damage(protocol="0123"), "the run's messages are of another version (0123, here "),
+        ("summary.json", damage(protocol="0123"), "the run's messages are of another version ('0123', here "),
         ("summary.json", damage(config={"model": "x"}), "its settings are not this version's (TypeError: "),
+        ("summary.json", nested, "summary.json holds no run's settings; name the results folder"),
+        ("summary.json", damage_config(block_size=0), "no cluster can be made of its settings (ZeroDivisionError: "),
+        (
+            "summary.json",
+            damage_config(eviction="newest"),
+            "no cluster can be made of its settings (KeyError: 'newest')",
+        ),
+        ("summary.json", damage_config(prefill="2"), "not this version's (TypeError: prefill is '2')"),
+        ("summary.json", damage_config(elastic_roles=1), "not this version's (TypeError: elastic_roles is 1)"),
+        ("summary.json", damage(slots=None), "not this version's (TypeError: slots is None)"),
+        (
+            "summary.json",
+            damage(slots={"prefill0": "64"}),
+            "not this version's (TypeError: slots is {'prefill0': '64'})",
+        ),
+        ("summary.json", damage(steps={"decode0": [1, 2]}), "(TypeError: steps is {'decode0': (1, 2)})"),
+        ("summary.json", simulated(kvcache_balancing_threshold="2"), "kvcache_balancing_threshold is '2')"),
+        ("summary.json", simulated(without=[1]), "(TypeError: without is frozenset({1}))"),
+        ("summary.json", without_events, "not this version's (KeyError: 'events')"),
         ("events.jsonl", lambda path: path.unlink(), "events.jsonl: No such file or directory; the run must have"),
         ("events.jsonl", lambda path: path.write_text(""), "events.jsonl holds no event"),
         ("events.jsonl", cut, "; copy the whole file"),
+        ("events.jsonl", cut_lines, " events, its run recorded "),
+        ("events.jsonl", nested, "line 1 is no event; restore"),
+        ("events.jsonl", lambda path: change(path, 3, now="1.5"), "line 3 is no event; restore"),
+        ("events.jsonl", lambda path: change(path, 3, now=None), "line 3 is no event; restore"),
+        ("events.jsonl", lambda path: change(path, 3, now=math.nan), "line 3 is no event; restore"),
+        ("events.jsonl", lambda path: change(path, 3, node=[]), "line 3 is no event; restore"),
+        (
+            "events.jsonl",
+            lambda path: change(path, 3, message={"type": "Cancel", "dispatch": "1"}),
+            "line 3 is no event",
+        ),
         ("events.jsonl", lambda path: change(path, 3, node="decode7"), "line 3: the run has no 'decode7'"),
         ("events.jsonl", lambda path: change(path, 3, message={"type": "Request"}), "line 3 is no event; restore"),
         ("events.jsonl", lambda path: path.write_bytes(b"\xff\xfe\n"), "line 1 is no event; restore"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_jax.metrics import attained, outcome, outcome_row, percentile, summarise
+from mooncake_jax.metrics import TokenTimes, attained, gaps_of, outcome, outcome_row, percentile, summarise
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO, Request, TokenLogprobs
 
 ROW_KEYS = [
@@ -173,3 +173,13 @@ def test_row_keys_and_json():
     assert row["token_ids"] == [3, 4] and row["reason"] is None and row["decoding_instance"] is None
     told = outcome_row(ended(times=[1.0], token_ids=(3,), logprobs=[TokenLogprobs(-0.5, ((3, -0.5), (9, -1.0)))]))
     assert json.loads(json.dumps(told))["logprobs"] == [{"logprob": -0.5, "top": [[3, -0.5], [9, -1.0]]}]
+
+
+def test_tokens_told_in_pieces_are_those_told_at_once():
+    times, pieces = (0.5, 0.75, 1.5, 1.5, 2.25), TokenTimes()
+    for begin, end in ((0, 1), (1, 4), (4, 5)):
+        pieces.add(times[begin:end], gaps_of(times[begin:end]))
+    whole = TokenTimes(times)
+    assert (pieces.first, pieces.last, pieces.gaps) == (whole.first, whole.last, whole.gaps)
+    assert (whole.first, whole.last, whole.gaps) == (0.5, 2.25, [0.25, 0.75, 0.0, 0.75])
+    assert len(pieces) == len(whole) == 5 and not TokenTimes()

@@ -101,6 +101,14 @@ def test_prediction_looks_at_the_pool_when_the_prefill_will_be_done():
     assert judged(PredictedEarlyRejection(), view).estimate == STEP(4, 48 + 64), "nothing is known: nobody leaves"
 
 
+def test_prediction_counts_what_has_been_decoded_so_far_and_no_step_where_nobody_is():
+    view = view_of([0], decoding=[[], []], slo=SLO(tbt=0.0))
+    assert judged(PredictedEarlyRejection(9.0), view).estimate == (STEP(1, 64) + 0.0) / 2
+    add(view, 1, 16, NOW, node="decode1")
+    view.decoding["decode1"].tokens([1], NOW, 100)
+    assert judged(PredictedEarlyRejection(9.0), view).estimate == (STEP(1, 64) + STEP(1, 16 + 100)) / 2
+
+
 def test_the_view_knows_when_prefills_will_be_done():
     """1.5 s of queue and 1 s of prefill; then it begins, with half of it reused; then it is done."""
     view = view_of([0], [[1.5]])
@@ -162,6 +170,15 @@ def test_request_level_prediction_lets_short_outputs_leave():
     assert judged(admission, view) is None, "in a second, when its prefill is done, they will have left"
 
 
+@pytest.mark.parametrize(("produced", "stays"), [(95, False), (20, True)])
+def test_request_level_prediction_counts_what_others_have_got_so_far(produced, stays):
+    """Of outputs of 100 tokens, at 0.06 to 0.09 s each: the prefill ends in a second."""
+    view, admission = view_of([0], decoding=[[16]], slo=SLO(tbt=0.0)), RequestLevelPrediction()
+    admission.on_completed(asked(), 100, 0.0)
+    view.decoding["decode0"].tokens(list(view.decoding["decode0"].requests), NOW, produced)
+    assert judged(admission, view).estimate == (STEP(2, 16 + produced + 64) if stays else STEP(1, 64))
+
+
 def test_request_level_prediction_counts_who_joins_later():
     view = view_of([0], slo=SLO(tbt=0.0))
     add(view, 1, 160, NOW + 5)
@@ -213,6 +230,15 @@ def test_lower_priorities_leave_decoding_to_higher_ones_too():
     for _ in range(300):
         high, low = (judged(admission, view, asked(priority=priority)) for priority in (5, 2))
     assert high is None and "predicted TBT" in low.reason and "for priority 2" in low.reason
+    alone = view_of([0], slo=SLO(tbt=STEP(1, 64)))
+    assert judged(admission, alone, asked(priority=2)) is None, "its own step is shared with nobody"
+
+
+def test_no_class_feels_more_than_ten_times_the_queue():
+    view, admission = view_of([0], [[0.5]], slo=SLO(ttft=2.0)), SLOCheck()
+    for _ in range(600):
+        judged(admission, view, asked(priority=9))
+    assert judged(admission, view, asked(priority=0)).estimate == pytest.approx(10 * 0.5 + 1.0)
 
 
 def test_under_overload_the_higher_class_is_served():

@@ -7,8 +7,9 @@ import pytest
 from cluster_states import NOW, request, view_of
 from virtual_cluster import BLOCK, VirtualCluster, make_actors, make_request
 
-from mooncake_jax.request import COMPLETED, FAILED, SLO
+from mooncake_jax.request import COMPLETED, FAILED, REJECTED, SLO
 from mooncake_jax.sched.actions import DropKVCache, Later, RunPrefill, RunStep, Send
+from mooncake_jax.sched.admission import Baseline
 from mooncake_jax.sched.decisions import Dispatch
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
 from mooncake_jax.sched.elastic import DECODING, PREFILL, DivergingLoads, ElasticRoles, Move, RoleChange
@@ -58,6 +59,13 @@ def test_a_break_begins_it_anew():
 def test_nothing_moves_while(waiting, decoding, what):
     policy, view = DivergingLoads(1.0), view_of((0, 0), waiting, decoding, slo=SLOS)
     assert reviewed(policy, view, (NOW, NOW + 100.0)) == [None, None], what
+
+
+@pytest.mark.parametrize(("waiting", "moves"), [(3.5, False), (3.5 - 2**-10, True)])
+def test_loads_diverge_above_twice_the_mean_of_the_other_pool(waiting, moves):
+    """Decoding is at 7/8 of its SLO; of the two prefill instances one has work for so many of its 4 s."""
+    view = view_of((0, 0), ((waiting,), ()), BUSY, slo=SLOS)
+    assert (diverged(view) == Move("prefill1", DECODING)) == moves
 
 
 def test_requests_still_in_prefill_are_no_decoding_load():
@@ -221,6 +229,18 @@ def test_requests_on_a_lost_instance_that_had_moved_fail_and_the_others_go_on(dr
     assert all(o.decoding_instance == "prefill1" for o in failed.values())
     assert all(o.status == COMPLETED for o in outcomes.values() if o.id not in failed)
     assert not actors[CONDUCTOR].view.alive("prefill1")
+
+
+def test_a_late_check_is_made_at_an_instance_that_is_to_go_back_as_at_others():
+    """Its prefill ends while the instance that it was to decode at is drained."""
+    busy = make_request("busy", tokens(1, 60), output_length=400)
+    late = dataclasses.replace(make_request("late", tokens(2, 500), arrival=1.5), tbt_slo=1e-9)
+    policy = Told((1.0, Move("prefill1", DECODING)), (1.8, Move("prefill1", PREFILL)))
+    outcomes = served(elastic(policy, scheduler=Scheduler(KVCacheCentric(), Baseline())), [busy, late])
+    rejected = outcomes["late"]
+    assert (rejected.status, rejected.decoding_instance) == (REJECTED, "prefill1")
+    assert (rejected.reason, rejected.limit) == ("predicted TBT is above the SLO", 1e-9)
+    assert outcomes["busy"].status == COMPLETED
 
 
 def test_a_run_ends_though_looks_are_repeated():

@@ -104,6 +104,8 @@ def test_what_they_really_take_counts():
     pace = view.decoding["decode0"].inline_pace.factor
     assert pace > 1.4 and not view.decoding["decode0"].inlining
     assert decided(view).ttft == STEP(2, 128 + 64) + pace * 1.0
+    stalled = STEP(2, 128 + 64) + pace * 1.0
+    assert inlined(view, tbt_slo=stalled) and not inlined(view, tbt_slo=stalled - LEAST)
 
 
 def test_an_instance_without_room_for_its_kvcache_does_not():

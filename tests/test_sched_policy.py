@@ -117,6 +117,23 @@ def test_copies_that_leave_an_instance_already_slow_the_next_one():
     view.check()
 
 
+@pytest.mark.parametrize(("pace", "threshold", "moved"), [(1.0, 1.6, 1.05), (4.0, 1.6, 1.0), (4.0, 3.0, 1 / 1.05)])
+def test_an_adaptive_threshold_counts_how_fast_the_instance_computes(pace, threshold, moved):
+    """31 tokens take 0.97 s to copy, 32 take 0.5 s to compute: 2 s at an instance four times as slow."""
+    policy = AdaptiveKVCacheCentric(threshold)
+    view = view_of([4, 2], [[50.0]], cost=ExactCost(2.0**-11), pace=[1.0, pace])
+    assert policy.choose(asked(), view, NOW).prefill == "prefill1"
+    assert policy.threshold == pytest.approx(threshold * moved)
+
+
+def test_an_adaptive_threshold_stays_between_1_and_64():
+    fast, slow = ExactCost(2.0**-20), ExactCost(2.0**-8)
+    low, high = AdaptiveKVCacheCentric(1.03), AdaptiveKVCacheCentric(63.0)
+    low.choose(asked(63), view_of([63, 62], [[50.0]], cost=fast), NOW)
+    high.choose(asked(64, 1), view_of([64, 0], [[1e4]], cost=slow), NOW)
+    assert (low.threshold, high.threshold) == (1.0, 64.0)
+
+
 def test_an_adaptive_threshold_is_not_moved_by_who_has_the_best_match():
     policy = AdaptiveKVCacheCentric(1.6)
     for held in ([4, 4], [0, 0]):

@@ -80,7 +80,7 @@ def select_decoding_instance(s):
 
 
 def algorithm_1(s):
-    """(p, d, the instance that blocks are copied from or None, whether T was tied), or why it is rejected."""
+    """(p, d, the instance that is copied from or None, TTFT, TBT, whether T was tied), or why it is rejected."""
     prefix_lens = [min(blocks * BLOCK, s.length - 1) for blocks in s.held]
     best_len, best_instance = max((length, -i) for i, length in enumerate(prefix_lens))
     best_instance = -best_instance
@@ -99,7 +99,7 @@ def algorithm_1(s):
     if ttft > s.slo.ttft or tbt > s.slo.tbt:
         return "reject", ttft, tbt
     copies = best_len > 0 and (prefix_lens[p] == 0 or best_len / prefix_lens[p] > s.threshold)
-    return p, d, best_instance if copies else None, estimates.count(ttft) > 1
+    return p, d, best_instance if copies else None, ttft, tbt, estimates.count(ttft) > 1
 
 
 def test_the_same_decision_on_random_states():
@@ -114,9 +114,10 @@ def test_the_same_decision_on_random_states():
             assert decision.estimate in expected[1:] and decision.estimate > decision.limit
             seen["rejected"] += 1
             continue
-        p, d, source, tied = expected
+        p, d, source, ttft, tbt, tied = expected
         found = (decision.prefill, decision.decoding, decision.replicate_from)
         assert found == (f"prefill{p}", f"decode{d}", source if source is None else f"prefill{source}"), vars(state)
+        assert (decision.ttft, decision.tbt) == (ttft, tbt), vars(state)
         assert source is None or decision.replicate_blocks == state.held[source]
         seen.update({"dispatched": 1, "copied": source is not None, "tied": tied})
     assert min(seen[kind] for kind in ("rejected", "dispatched", "copied", "tied")) > STATES / 20, seen

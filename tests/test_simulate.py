@@ -175,20 +175,40 @@ def test_a_recorded_run_handled_again_gives_the_same_actions():
     assert len(lines) > 600
 
 
-def test_equal_seeds_give_equal_bytes_in_every_process(tmp_path):
-    script = (
-        "import json, sys; sys.path.insert(0, 'tests')\n"
-        "from simulated import *\nfrom mooncake_jax.metrics import outcome_row\n"
-        "run = simulate(make_config(policy='random', seed=3, ssd=40), COST, random_requests(5, 100))\n"
-        "print(json.dumps([outcome_row(o) for o in run.outcomes]))"
-    )
+# Several kinds of runs: their outcomes, what tells that they were of that kind, and all messages and actions.
+EQUAL_RUNS = """
+import hashlib, json, sys
+sys.path.insert(0, "tests")
+from simulated import *
+from mooncake_jax.cluster.record import Recorded
+from mooncake_jax.metrics import outcome_row
+
+coupled = {"coupled": 2, "coupled_mode": "prefix_cache", "policy": "load-balancing", "admission": "none"}
+elastic = {"elastic_roles": True, "elastic_after_s": 0.2, "ttft_slo": 0.5, "tbt_slo": 0.014, "prefill": 3}
+inline = {"inline_prefill": True, "prefill_chunk": 200, "tbt_slo": 0.25, "device_kv_tokens": 1 << 16, "max_batch": 64}
+inline |= {"prefill": 1, "decode": 2, "policy": "cache-aware"}
+for changes in ({"policy": "random", "seed": 3, "ssd": 40}, elastic, inline, coupled):
+    record = hashlib.sha256()
+    run = simulate(make_config(**changes), COST, random_requests(5, 100, 12.0), host=lambda node, actor: Recorded(
+        node, actor, lambda line: record.update(line.encode())))
+    rows = [outcome_row(o) for o in run.outcomes]
+    print(json.dumps([len(rows), run.roles, run.inlined_prefills, rows, record.hexdigest()]))
+"""
+
+
+def test_equal_seeds_give_equal_bytes_in_every_process():
     printed = set()
     for hash_seed in ("0", "1"):
         environment = {"PYTHONHASHSEED": hash_seed, "PATH": "/usr/bin:/bin"}
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+        done = subprocess.run([sys.executable, "-c", EQUAL_RUNS], capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         printed.add(done.stdout)
-    assert len(printed) == 1 and len(json.loads(printed.pop())) == 100
+    [plain, elastic, inline, coupled] = [json.loads(line) for line in printed.pop().splitlines()]
+    assert not printed
+    assert [run[0] for run in (plain, elastic, inline, coupled)] == [100] * 4
+    assert elastic[1]["to_decoding"] > 0
+    assert inline[2] > 9
+    assert any(row["reused_tokens"] for row in coupled[3])
 
 
 def test_conductor_may_believe_something_else_than_the_hardware_does():

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from mooncake_jax.__main__ import run
 from mooncake_jax.commands import simulate
 from mooncake_jax.errors import UsageError
+from mooncake_jax.model.architectures import ARCHITECTURES
+from mooncake_jax.sched.cost_file import CostFile, CostRange, write_cost_file
+from mooncake_jax.sched.profiles import PROFILES, roofline
 from mooncake_jax.simulate.traces import keyed_requests
 from mooncake_jax.workload.trace import read_trace
 
@@ -192,6 +196,16 @@ def test_hash_ids_that_cannot_be_are_told_with_their_line(tmp_path, capsys, ids,
         (["--cores=0"], "--cores=0.0: it must be above 0"),
         (["--cores=2"], "--cores=2 needs --cost=FILE of `mooncake-jax profile`, not micro"),
         (["--cores=2", "--prefill=1x2"], "--cores=2 is for prefill instances of one stage"),
+        (["--policy=adaptive", "--kvcache_balancing_threshold=inf"], "threshold=inf: --policy=adaptive begins with it"),
+        (["--policy=random", "--kvcache_balancing_threshold=3"], "threshold=3.0: --policy=random has no use for it"),
+        (["--coupled=2", "--kvcache_balancing_threshold=3"], "threshold=3.0: --coupled=2 instances have no such part"),
+        (
+            ["--coupled=2", "--prefill_mfu_floor=0.3"],
+            "--prefill_mfu_floor=0.3: --coupled=2 instances have no such part",
+        ),
+        (["--prefill_mfu_floor=1.5"], "--prefill_mfu_floor=1.5: a share of the peak is above 0, at most 1"),
+        (["--peak_tflops=0"], "--peak_tflops=0.0: it must be above 0"),
+        (["--decoding_time_s=3"], "--decoding_time_s=3.0: --admission=slo has no use for it; leave it out, or give"),
         (["extra"], "'extra' is no flag"),
     ],
 )
@@ -200,6 +214,55 @@ def test_bad_input_is_one_line(trace, tmp_path, capsys, flags, problem):
     error = capsys.readouterr().err
     assert problem in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_the_prefill_pools_mfu_is_told_and_held_against_its_floor(trace, tmp_path, capsys):
+    """Two pipelines of two nodes of eight A800, by hand; where a prompt has no reuse it takes 2 FLOPs a weight."""
+    out, flags = tmp_path / "out", [f"--trace={trace}", "--prefill=2x2", "--decode=2", "--prefill_mfu_floor=0.9"]
+    assert run(["simulate", *flags, f"--out={out}"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    mfu = summary["prefill_mfu"]
+    assert mfu["peak_flops"] == dict.fromkeys(("prefill0", "prefill1"), 2 * 8 * 312e12)
+    flops = sum(mfu["flops"].values())
+    assert mfu["pool"] == pytest.approx(flops / (4 * 8 * 312e12 * summary["duration_s"]))
+    tokens = sum(row["prompt_tokens"] - row["reused_tokens"] for row in rows(out))
+    assert flops == pytest.approx(2 * 68.45e9 * tokens, rel=0.05)
+    assert 0 < mfu["pool"] < 0.9 and (mfu["floor"], mfu["floor_met"]) == (0.9, False)
+    assert "BELOW the floor of 90.0%" in capsys.readouterr().out
+
+
+def test_a_peak_is_taken_from_the_costs_or_given_and_a_floor_needs_one(trace, tmp_path, capsys):
+    path, spread = tmp_path / "cost.json", CostRange((1, 100), (1, 4), (1, 100), (1, 100), (1, 1))
+    two = ["simulate", f"--trace={trace}", "--limit=3", f"--cost={path}"]
+
+    def peak(name, cost, *flags):
+        write_cost_file(path, CostFile("llama2-70b", None, spread, cost))
+        assert run([*two, *flags, f"--out={tmp_path / name}"]) == 0
+        mfu = json.loads((tmp_path / name / "summary.json").read_text())["prefill_mfu"]
+        return mfu and mfu["peak_flops"]["prefill0"]
+
+    assert peak("roofline", roofline(ARCHITECTURES["llama2-70b"], "h100", 4)) == 4 * 989e12
+    assert peak("given", PROFILES["micro"], "--peak_tflops=2.5") == 2.5e12
+    assert peak("unknown", PROFILES["micro"]) is None
+    assert run([*two, "--prefill_mfu_floor=0.3", f"--out={tmp_path / 'floor'}"]) == 2
+    assert f"is a share of a peak, which --cost={path} does not say" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["cost", "believed_cost"])
+def test_costs_that_turn_negative_where_they_are_used_are_refused(trace, tmp_path, capsys, flag):
+    """Within the range that they vouch for they are sound: 1e-7 s less for each token of context."""
+    micro = PROFILES["micro"]
+    falling = replace(micro, step_coefficients=(1e-3, 0.0, -1e-7))
+    spread = CostRange(tokens=(1, 100), batch=(1, 4), context=(1, 100), nbytes=(1, 100), flows=(1, 1))
+    path, out = tmp_path / "cost.json", tmp_path / "out"
+    write_cost_file(path, CostFile("llama2-70b", None, spread, falling))
+    assert run(["simulate", f"--trace={trace}", f"--{flag}={path}", f"--out={out}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"--{flag}={path}: predicts -" in line and "for a step of 1 requests with" in line
+    assert not out.exists()
+    write_cost_file(path, CostFile("llama2-70b", None, spread, replace(micro, flow_coefficients=(0.0, -1e-9))))
+    assert run(["simulate", f"--trace={trace}", f"--{flag}={path}", f"--out={out}"]) == 2
+    assert "for a transfer of" in capsys.readouterr().err
 
 
 def test_a_trace_is_needed(capsys):

@@ -172,7 +172,10 @@ def test_changes_of_role_are_in_the_summary(trace, tmp_path):
         (("--elastic_roles", "--prefill=2x2"), "--prefill=2x2: a pipeline of several stages cannot decode; leave out"),
         (("--elastic_roles", "--coupled=2"), "--elastic_roles=True: coupled instances prefill and decode already"),
         (("--elastic_roles", "--prefill=1"), "--prefill=1: with --elastic_roles one must stay when another decodes"),
-        (("--elastic_roles", "--elastic_after_s=0"), "--elastic_after_s=0.0: use a number of seconds above 0"),
+        (
+            ("--elastic_roles", "--elastic_after_s=1e-9"),
+            "--elastic_after_s=1e-09: use a number of seconds, at least 0.1",
+        ),
         (("--elastic_after_s=3",), "--elastic_after_s=3.0 says when roles change: give --elastic_roles too"),
     ],
 )

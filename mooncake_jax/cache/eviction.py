@@ -26,9 +26,10 @@ Knows nothing of capacities, bytes or tiers.
 """
 
 import heapq
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
+
+from mooncake_jax.cache.lru import LRU
 
 _SPARE = 64  # stale heap entries that are never worth a sweep
 
@@ -68,6 +69,9 @@ class EvictionPolicy(Protocol):
     def evict(self) -> Hashable | None:
         """Take the unpinned block that leaves first out and return it; None if there is none."""
 
+    def evict_many(self, count: int) -> list[Hashable]:
+        """evict() so many, or as many as there are."""
+
     def check(self) -> None:
         """Assert the invariants."""
 
@@ -94,6 +98,12 @@ class _Each:
     def unpin_all(self, keys: Iterable[Hashable]) -> None:
         for key in keys:
             self.unpin(key)
+
+    def evict_many(self, count: int) -> list[Hashable]:
+        evicted: list[Hashable] = []
+        while len(evicted) < count and (key := self.evict()) is not None:
+            evicted.append(key)
+        return evicted
 
 
 class _Ranked(_Each):
@@ -163,91 +173,6 @@ class _Ranked(_Each):
         if len(self._heap) > 2 * len(self._ranks) + _SPARE:
             self._heap = [(rank, key) for key, rank in self._ranks.items() if key not in self._pinned]
             heapq.heapify(self._heap)
-
-
-class LRU(_Each):
-    """Least recently used. Its order is that of uses, so that it needs no ranks: blocks from the least recent on,
-    behind those pinned ones that evict() has met in front of them, with their places.
-    """
-
-    def __init__(self):
-        self._order: OrderedDict[Hashable, None] = OrderedDict()
-        self._passed: dict[Hashable, int] = {}
-        self._passes = 0
-        self._pinned: set[Hashable] = set()
-        self._first: list[
-            tuple[int, Hashable]
-        ] = []  # a heap of those passed that are unpinned again, and stale entries
-
-    def insert(self, key: Hashable, depth: int) -> None:
-        self._order[key] = None
-
-    def use(self, key: Hashable) -> None:
-        if key in self._passed:
-            del self._passed[key]
-            self._order[key] = None
-        else:
-            self._order.move_to_end(key)
-
-    def insert_all(self, depths: Mapping[Hashable, int]) -> None:
-        self._order.update(dict.fromkeys(reversed(depths)))
-
-    def use_prompt(self, keys: Sequence[Hashable], new: Collection[Hashable]) -> None:
-        self._order.update(dict.fromkeys(new))
-        if self._passed:
-            for key in reversed(keys):
-                self.use(key)
-        else:
-            deque(map(self._order.move_to_end, reversed(keys)), maxlen=0)
-
-    def pin_all(self, keys: Iterable[Hashable]) -> None:
-        self._pinned.update(keys)
-
-    def unpin_all(self, keys: Iterable[Hashable]) -> None:
-        if self._passed:
-            super().unpin_all(keys)
-        else:
-            self._pinned.difference_update(keys)
-
-    def remove(self, key: Hashable) -> None:
-        if key in self._passed:
-            del self._passed[key]
-        else:
-            del self._order[key]
-        self._pinned.discard(key)
-
-    def pin(self, key: Hashable) -> None:
-        if key not in self._order:
-            self._passed[key]  # KeyError
-        self._pinned.add(key)
-
-    def unpin(self, key: Hashable) -> None:
-        self._pinned.remove(key)
-        if key in self._passed:
-            heapq.heappush(self._first, (self._passed[key], key))
-            if len(self._first) > 2 * len(self._passed) + _SPARE:
-                self._first = [(place, key) for key, place in self._passed.items() if key not in self._pinned]
-                heapq.heapify(self._first)
-
-    def evict(self) -> Hashable | None:
-        while self._first:
-            place, key = heapq.heappop(self._first)
-            if self._passed.get(key) == place and key not in self._pinned:
-                del self._passed[key]
-                return key
-        while self._order:
-            key, _ = self._order.popitem(last=False)
-            if key not in self._pinned:
-                return key
-            self._passes += 1
-            self._passed[key] = self._passes
-        return None
-
-    def check(self) -> None:
-        assert self._pinned <= self._order.keys() | self._passed.keys(), "a block that is not there is pinned"
-        assert self._order.keys().isdisjoint(self._passed), "a block has two places"
-        due = {(place, key) for key, place in self._passed.items() if key not in self._pinned}
-        assert due <= set(self._first), "an unpinned block can never be evicted"
 
 
 class LFU(_Ranked):

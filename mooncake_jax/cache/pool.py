@@ -22,7 +22,7 @@ from itertools import compress
 
 from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cache.restoring import order_of_return
-from mooncake_jax.cache.tier import Block, Entry, Tier
+from mooncake_jax.cache.tier import Block, Tier
 from mooncake_jax.cache.write_behind import Backlog, WriteBehind
 
 
@@ -126,10 +126,9 @@ class KVCachePool:
 
     def in_dram(self, node: str, keys: Iterable[bytes]) -> int:
         """How many leading blocks are found in the node's DRAM."""
-        entries, count = self._nodes[node].dram.entries, 0
+        landed, count = self._nodes[node].dram.has_landed, 0
         for key in keys:
-            entry = entries.get(key)
-            if entry is None or not entry.landed:
+            if not landed(key):
                 break
             count += 1
         return count
@@ -155,30 +154,26 @@ class KVCachePool:
         """Whether nobody has yet promised to write this reserved block: it has not landed, and the only pin is the
         asker's.
         """
-        entry = self._nodes[node].dram.entries[block.key]
-        return not entry.landed and entry.pins == 1
+        dram = self._nodes[node].dram
+        return block.key in dram.awaited and dram.pins[block.key] == 1
 
     def land(self, node: str, landed: Iterable[Block], cause: Cause = Cause.LANDED) -> None:
         """All bytes of these blocks are in the node's DRAM: if they still have their slots, they are found."""
-        new = [(block.key, entry) for block, entry in self._still(node, landed) if not entry.landed]
-        for _, entry in new:
-            entry.landed = True
-        self._found(node, DRAM, [key for key, _ in new], cause)
+        if node in self._nodes:
+            dram = self._nodes[node].dram
+            new = [key for key, slot in landed if dram.awaited.get(key) == slot]
+            dram.land(new)
+            self._found(node, DRAM, new, new, cause)
 
     def lose(self, node: str, lost: Iterable[Block]) -> None:
         """These blocks turned out unreadable in DRAM: they are not found there until they land again."""
-        for block, entry in self._still(node, lost):
-            if entry.landed:
-                self._nodes[node].dram.lose(block.key)
-                self._changed(node, DRAM, block.key, Cause.UNREADABLE)
-
-    def _still(self, node: str, blocks: Iterable[Block]) -> Iterator[tuple[Block, Entry]]:
-        """Those that still have their slots."""
-        tiers = self._nodes.get(node)
-        for block in blocks if tiers is not None else ():
-            entry = tiers.dram.entries.get(block.key)
-            if entry is not None and entry.slot == block.slot:
-                yield block, entry
+        if node not in self._nodes:
+            return
+        dram = self._nodes[node].dram
+        for key, slot in lost:
+            if dram.slots.get(key) == slot and key not in dram.awaited:
+                dram.lose(key)
+                self._changed(node, DRAM, key, Cause.UNREADABLE)
 
     def release(self, node: str, reserved: Iterable[Block]) -> None:
         """Unpin what reserve() pinned. A block that never landed and that nobody else waits for gives its slot back."""
@@ -193,15 +188,13 @@ class KVCachePool:
         only there and nobody else reads yet. They cannot leave the SSD until promoted().
         """
         tiers = self._nodes[node]
-        dram, ssd, chosen = tiers.dram.entries, tiers.ssd.entries, []
+        awaited, pins, ssd, chosen = tiers.dram.awaited, tiers.dram.pins, tiers.ssd, []
         for block in reserved:
-            entry = dram[block.key]
-            if entry.landed:
+            if block.key not in awaited:
                 continue
-            behind = ssd.get(block.key)
-            if behind is None or not behind.landed:
+            if not ssd.has_landed(block.key):
                 break
-            if entry.pins == 1:  # as awaits_writer() says
+            if pins[block.key] == 1:  # as awaits_writer() says
                 chosen.append(block)
         tiers.ssd.pin([block.key for block in chosen])
         return tuple(chosen)
@@ -232,12 +225,16 @@ class KVCachePool:
         """Of what a WriteBehind said, these keys are on the SSD in whole."""
         if node not in self._nodes:
             return WriteBehind()
-        stored = set(stored)
-        self._nodes[node].backlog.written(asked, stored)
-        self._found(node, SSD, [block.key for block in asked if block.key in stored], Cause.LANDED)
-        failed = tuple(block.key for block in asked if block.key not in stored)  # parts of them may be there
-        self.unwritten += len(failed)
+        tiers, stored, keys = self._nodes[node], set(stored), [block.key for block in asked]
+        written = [key for key in keys if key in stored]
+        lost = [key for key in written if key in tiers.dram.awaited]  # the others were pinned there, and are found
+        tiers.backlog.written(keys, stored)
+        self._found(node, SSD, written, lost, Cause.LANDED)
         following = self._write_next(node)
+        if len(written) == len(keys):
+            return following
+        failed = [key for key in keys if key not in stored]  # parts of them may be there
+        self.unwritten += len(failed)
         return dataclasses.replace(following, dropped=(*failed, *following.dropped))
 
     def _write_next(self, node: str) -> WriteBehind:
@@ -265,17 +262,17 @@ class KVCachePool:
         self._everyone &= ~tiers.bit
         del self._none[node]
         for name, tier in ((DRAM, tiers.dram), (SSD, tiers.ssd)):
-            for key, entry in tier.entries.items():
-                if entry.landed:
+            for key in tier.slots:
+                if tier.has_landed(key):
                     self._forget_holder(key, tiers.bit)
                     self._tell(node, name, key, Cause.NODE_LOST)
 
-    def _found(self, node: str, tier: str, keys: Sequence[bytes], cause: Cause) -> None:
-        """They have just begun to be found in this tier."""
+    def _found(self, node: str, tier: str, keys: Sequence[bytes], anew: Sequence[bytes], cause: Cause) -> None:
+        """They have just begun to be found in this tier; those among them that the other tier has not are `anew`."""
         if not keys:
             return
         holders, bit = self._holders, self._nodes[node].bit
-        for key in keys:
+        for key in anew:
             holders[key] = holders.get(key, 0) | bit
         self.counts[tier, cause] += len(keys)
         if self._on_change is not None:
@@ -285,10 +282,9 @@ class KVCachePool:
     def _left_dram(self, node: str, keys: Sequence[bytes]) -> None:
         """They have just been evicted from it."""
         tiers = self._nodes[node]
-        ssd, demoted = tiers.ssd.entries, 0
+        ssd, awaited, demoted = tiers.ssd.slots, tiers.ssd.awaited, 0
         for key in keys:
-            entry = ssd.get(key)
-            kept = entry is not None and entry.landed
+            kept = key in ssd and key not in awaited
             demoted += kept
             if not kept:
                 self._forget_holder(key, tiers.bit)
@@ -322,17 +318,15 @@ class KVCachePool:
     def blocks(self) -> dict[str, tuple[int, int]]:
         """How many blocks are found on each node: in its DRAM, on its SSD."""
         return {
-            node: tuple(sum(e.landed for e in tier.entries.values()) for tier in (tiers.dram, tiers.ssd))
+            node: tuple(len(tier.slots) - len(tier.awaited) for tier in (tiers.dram, tiers.ssd))
             for node, tiers in self._nodes.items()
         }
 
     def pins(self) -> int:
         """Pins held over all nodes; 0 when no request is under way and nothing is being written to an SSD."""
-        total = 0
-        for tiers in self._nodes.values():
-            for entry in (*tiers.dram.entries.values(), *tiers.ssd.entries.values()):
-                total += entry.pins
-        return total
+        return sum(
+            pins for tiers in self._nodes.values() for tier in (tiers.dram, tiers.ssd) for pins in tier.pins.values()
+        )
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -340,8 +334,7 @@ class KVCachePool:
         for node, tiers in self._nodes.items():
             for tier in (tiers.dram, tiers.ssd):
                 tier.check()
-                for key, entry in tier.entries.items():
-                    if entry.landed:
-                        holders[key] = holders.get(key, 0) | tiers.bit
+                for key in tier.slots.keys() - tier.awaited.keys():
+                    holders[key] = holders.get(key, 0) | tiers.bit
             tiers.backlog.check()
         assert holders == self._holders, "the holders of some block are wrong"

@@ -5,7 +5,7 @@ of DRAM is held up by being written at a time. Knows nothing of bytes or of othe
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mooncake_jax.cache.tier import Block, Tier
@@ -32,7 +32,7 @@ class Backlog:
 
     def add(self, keys: Sequence[bytes]) -> None:
         """A prompt was used: what of it is only in DRAM waits for its turn."""
-        there = self._ssd.entries
+        there = self._ssd.slots
         self._ssd.use([key for key in keys if key in there])
         self._waiting.append(tuple(keys))
 
@@ -51,10 +51,10 @@ class Backlog:
     def _writable(self, keys: Sequence[bytes]) -> tuple[list[bytes], bool]:
         """The leading blocks that are on the SSD or can be written there now; whether others can be later."""
         run, room = [], max(self._dram.capacity // 2, 1) - self._writing
-        ssd, dram = self._ssd.entries, self._dram.entries
+        ssd, dram, awaited = self._ssd.slots, self._dram.slots, self._dram.awaited
         for key in keys:
             if key not in ssd:
-                if key not in dram or not dram[key].landed:
+                if key not in dram or key in awaited:
                     break
                 if room <= 0:
                     return run, True
@@ -64,7 +64,7 @@ class Backlog:
 
     def _begin(self, run: Sequence[bytes]) -> WriteBehind:
         """Take room on the SSD for those of a prompt's leading blocks that are not there yet."""
-        there = self._ssd.entries
+        there = self._ssd.slots
         depths = {key: depth for depth, key in enumerate(run) if key not in there}
         if not depths:
             return WriteBehind()
@@ -79,14 +79,12 @@ class Backlog:
         parents = tuple([run[depths[key] - 1] if depths[key] else None for key in new])
         return WriteBehind(blocks, parents, tuple(evicted))
 
-    def written(self, asked: Iterable[Block], stored: Collection[bytes]) -> None:
-        """These keys of what was asked for are on the SSD in whole. The others could not be written: their prompts are
-        not tried again before their next use.
+    def written(self, keys: Collection[bytes], stored: Collection[bytes]) -> None:
+        """Those in `stored` of what was asked for are on the SSD in whole. The others could not be written: their
+        prompts are not tried again before their next use.
         """
-        keys, entries = [block.key for block in asked], self._ssd.entries
         failed = {key for key in keys if key not in stored}
-        for key in keys:
-            entries[key].landed = key not in failed
+        self._ssd.land([key for key in keys if key not in failed])
         self._writing -= len(keys)
         self._ssd.unpin(keys)
         self._dram.unpin(keys)
@@ -96,5 +94,5 @@ class Backlog:
 
     def check(self) -> None:
         """Assert the invariants."""
-        unfinished = sum(not entry.landed for entry in self._ssd.entries.values())
+        unfinished = len(self._ssd.awaited)
         assert unfinished <= self._writing, f"{unfinished} blocks of the SSD wait for {self._writing} to be written"

@@ -8,6 +8,7 @@ from typing import Any
 
 from mooncake_jax.cluster.config import ClusterConfig
 from mooncake_jax.cluster.record import protocol
+from mooncake_jax.field_types import check_fields
 from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.cost_file import cost_from_json, cost_to_json
@@ -66,14 +67,19 @@ class ActorSettings:
     def from_json(cls, settings: dict[str, Any]) -> "ActorSettings":
         """Raises UsageError for a wrong cost model, and LookupError, TypeError or the like for other fields."""
         config = {n: math.inf if v is None and n in LIMITS else v for n, v in settings["config"].items()}
+        check_fields(ClusterConfig, config)
+        steps = {node: tuple(coefficients) for node, coefficients in settings["steps"].items()}
+        stop_ids = tuple(settings["stop_ids"])
+        plain = {name: settings[name] for name in ("slots", "ssd_blocks", "bytes_per_token")}
+        check_fields(cls, plain | {"steps": steps, "stop_ids": stop_ids})
         return cls(
             ClusterConfig(**config),
             settings["slots"],
             settings["ssd_blocks"],
             cost_from_json(settings["cost"], "cost"),
-            {node: tuple(coefficients) for node, coefficients in settings["steps"].items()},
+            steps,
             settings["bytes_per_token"],
-            tuple(settings["stop_ids"]),
+            stop_ids,
         )
 
 

@@ -1,5 +1,5 @@
-"""events.jsonl: what every actor handled and when, enough to run the actors again and compare (DESIGN.md: the proof
-by replay).
+"""events.jsonl: what every actor handled and when, enough to run the actors again and compare
+(docs/architecture.md, Seams: Cluster; verify.py).
 
 One line an event: {"now", "node", "message", "actions"}; message is {"type", fields...}, bytes in hexadecimal;
 actions is a digest of what the actor answered. Lines of one node are in order; lines of different nodes may
@@ -7,7 +7,6 @@ interleave out of order.
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import types
@@ -15,6 +14,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from mooncake_jax.field_types import check_type, field_types
 from mooncake_jax.sched.actions import Action
 from mooncake_jax.sched.messages import Message
 from mooncake_jax.sched.serve import Actor
@@ -24,8 +24,8 @@ _MESSAGES = {message.__name__: message for message in typing.get_args(Message)}
 
 def encode(value: Any) -> Any:
     """A message or action as JSON values."""
-    if dataclasses.is_dataclass(value):
-        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if _is_record(value):
+        fields = {name: encode(getattr(value, name)) for name in field_types(type(value))}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, tuple | list):
         return [encode(v) for v in value]
@@ -41,24 +41,25 @@ def decode(value: Any) -> Message:
     return _decode_as(_MESSAGES[value["type"]], value)
 
 
-@functools.cache
-def _field_types(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _is_record(value: Any) -> bool:
+    """Whether this object or class has named fields."""
+    return dataclasses.is_dataclass(value) or hasattr(value, "_fields")
 
 
 def _decode_as(hint: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    if dataclasses.is_dataclass(hint):
-        hints = _field_types(hint)
-        return hint(**{f.name: _decode_as(hints[f.name], value[f.name]) for f in dataclasses.fields(hint)})
+    if _is_record(hint):
+        return hint(**{name: _decode_as(of, value[name]) for name, of in field_types(hint).items()})
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
+        check_type("a tuple", list, value)
         of_each = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         return tuple(_decode_as(h, v) for h, v in zip(of_each, value, strict=True))
     if origin in (types.UnionType, typing.Union):  # X | None
-        return _decode_as(next(a for a in arguments if a is not type(None)), value)
-    return bytes.fromhex(value) if hint is bytes else value
+        return None if value is None else _decode_as(next(a for a in arguments if a is not type(None)), value)
+    if hint is bytes:
+        return bytes.fromhex(value)
+    check_type("a field", hint, value)
+    return value
 
 
 def digest(actions: list[Action]) -> str:
@@ -73,20 +74,20 @@ def protocol() -> str:
 
 
 def fingerprint(*classes: type) -> str:
-    """Of these dataclasses' fields, and of those of the dataclasses in them."""
+    """Of these classes' fields, and of those of the classes with fields in them."""
     shapes, left = {}, list(classes)
     while left:
         cls = left.pop()
         if cls.__name__ not in shapes:
-            shapes[cls.__name__] = {name: str(hint) for name, hint in _field_types(cls).items()}
-            left += [part for hint in _field_types(cls).values() for part in _dataclasses_in(hint)]
+            shapes[cls.__name__] = {name: str(hint) for name, hint in field_types(cls).items()}
+            left += [part for hint in field_types(cls).values() for part in _records_in(hint)]
     return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _dataclasses_in(hint: Any) -> list[type]:
-    if dataclasses.is_dataclass(hint):
+def _records_in(hint: Any) -> list[type]:
+    if _is_record(hint):
         return [hint]
-    return [found for argument in typing.get_args(hint) for found in _dataclasses_in(argument)]
+    return [found for argument in typing.get_args(hint) for found in _records_in(argument)]
 
 
 class Recorded:

@@ -37,10 +37,16 @@ def check_writable(out: Path) -> None:
 
 class Results:
     """Open files of one run. outcomes: every request that has ended, in that order. text: what an outcome's tokens
-    say, where that is known.
+    say, where that is known. at_once: rows are in their files as soon as they are added, or else by close().
     """
 
-    def __init__(self, out: Path, text: Callable[[Outcome], str | None] | None = None, events: bool = True):
+    def __init__(
+        self,
+        out: Path,
+        text: Callable[[Outcome], str | None] | None = None,
+        events: bool = True,
+        at_once: bool = True,
+    ):
         check_writable(out)
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -48,9 +54,10 @@ class Results:
             self._events = (out / "events.jsonl").open("w", encoding="utf-8") if events else None
         except OSError as error:
             raise UsageError(f"--out={out}: {error.strerror}; choose another folder") from None
-        self.out, self._text = out, text
+        self.out, self._text, self._at_once = out, text, at_once
         self.outcomes: list[Outcome] = []
         self._counts = dict.fromkeys((COMPLETED, REJECTED, FAILED), 0)
+        self._event_count = 0 if events else None
 
     def add(self, outcome: Outcome) -> dict[str, int]:
         """Write one row; returns how many requests ended in which way so far."""
@@ -59,17 +66,27 @@ class Results:
         self.outcomes.append(outcome)
         self._counts[outcome.status] += 1
         self._requests.write(_encode(outcome_row(outcome)) + "\n")
-        self._requests.flush()
+        if self._at_once:
+            self._requests.flush()
         return self._counts
 
     def add_events(self, lines: Iterable[str]) -> None:
-        self._events.writelines(line + "\n" for line in lines)
-        self._events.flush()
+        for line in lines:
+            self._events.write(line + "\n")
+            self._event_count += 1
+        if self._at_once:
+            self._events.flush()
 
     def finish(self, summary: dict) -> None:
+        """Write summary.json, which says too how many events there were: an events.jsonl that was cut looks whole."""
+        self.close()
         partial = self.out / ".summary.json.partial"
+        summary = summary | {"events": self._event_count}
         partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.out / "summary.json")
+
+    def close(self) -> None:
+        """Nothing is added any more."""
         self._requests.close()
         if self._events is not None:
             self._events.close()

@@ -5,18 +5,21 @@ settings in summary.json alone, so that a simulation that hosts them decides as 
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mooncake_jax.cluster.actors import ActorSettings
 from mooncake_jax.cluster.record import decode, digest, protocol
 from mooncake_jax.errors import UsageError
+from mooncake_jax.field_types import check_fields, check_type
 from mooncake_jax.sched.messages import Message
 from mooncake_jax.sched.serve import Actor
 
 _MOST_ACTIONS_SHOWN = 4
+_REMEDY = "verify it with the version that made it"
 
 Settings = TypeVar("Settings")
 
@@ -51,30 +54,60 @@ class _Event:
     actions: str
 
 
-def load_settings(run: Path, make: Callable[[dict[str, Any]], Settings] = ActorSettings.from_json) -> Settings:
-    """What the actors of the run in this folder were made from. make: of what summary.json has of them. Raises
-    UsageError.
+@dataclass(frozen=True, slots=True)
+class RecordedRun(Generic[Settings]):
+    """What summary.json says of a record. settings: what the actors were made from; events: how many events.jsonl has,
+    None where none were recorded.
     """
+
+    settings: Settings
+    events: int | None
+
+    def check_whole(self, path: Path, events: int) -> None:
+        """Raises UsageError if the events.jsonl at this path, which has so many, is not all that was recorded."""
+        if events != self.events:
+            wrote = "none" if self.events is None else self.events
+            raise UsageError(
+                f"{path} holds {events} events, its run recorded {wrote}; restore it from where it wrote it"
+            )
+
+
+def load_run(run: Path, make: Callable[[dict[str, Any]], Settings] = ActorSettings.from_json) -> RecordedRun[Settings]:
+    """Of the run in this folder. make: of what summary.json has of the settings. Raises UsageError."""
     path = run / "summary.json"
     try:
-        settings = json.loads(path.read_bytes())["settings"]
+        summary = json.loads(path.read_bytes())
+        settings = summary["settings"]
         recorded = settings.pop("protocol", None)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name the results folder of a run that has ended") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{path} holds no run's settings; name the results folder of a run that has ended") from None
     if recorded != protocol():
         raise UsageError(
-            f"{path}: the run's messages are of another version ({recorded}, here {protocol()}); "
-            "verify it with the version that made it"
+            f"{path}: the run's messages are of another version ({recorded!r:.40}, here {protocol()!r}); {_REMEDY}"
         )
     try:
-        return make(settings)
+        check_type("events", int | None, summary["events"])
+        return RecordedRun(make(settings), summary["events"])
     except (LookupError, TypeError, ValueError, AttributeError, UsageError) as error:
+        raise UsageError(f"{path}: its settings are not this version's ({_told(error)}); {_REMEDY}") from None
+
+
+def make_actors(run: Path, make: Callable[[], Mapping[str, Actor]]) -> Mapping[str, Actor]:
+    """Fresh actors of the run in this folder, from its settings. Raises UsageError."""
+    try:
+        return make()
+    except UsageError:  # of a policy, an admission or a cost that is not here, which it names
+        raise
+    except Exception as error:  # settings of the right types may still be none that a cluster can be made of
         raise UsageError(
-            f"{path}: its settings are not this version's ({type(error).__name__}: {' '.join(str(error).split())}); "
-            "verify it with the version that made it"
+            f"{run / 'summary.json'}: no cluster can be made of its settings ({_told(error)}); {_REMEDY}"
         ) from None
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def verify(
@@ -92,7 +125,7 @@ def verify(
                 continue
             answer = _shown([type(action).__name__ for action in actions])
         except Exception as error:  # its state may be any after an earlier difference
-            answer = f"by raising {type(error).__name__}: {' '.join(str(error).split())}"
+            answer = f"by raising {_told(error)}"
         differences.append(Difference(events, event.now, event.node, type(event.message).__name__, answer))
     if not events:
         raise UsageError(f"{path} holds no event; the run must have been recorded")
@@ -117,9 +150,12 @@ def _parsed(path: Path, number: int, line: bytes, nodes: Mapping[str, Any]) -> _
         raise UsageError(f"{path} ends within line {number}; copy the whole file, or verify a run that has ended")
     try:
         fields = json.loads(line)
+        check_fields(_Event, {name: fields[name] for name in ("now", "node", "actions")})
         event = _Event(fields["now"], fields["node"], decode(fields["message"]), fields["actions"])
+        if not math.isfinite(event.now):
+            raise ValueError("not a time")
         known = event.node in nodes
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         raise UsageError(f"{path} line {number} is no event; restore the file from where the run wrote it") from None
     if not known:
         raise UsageError(f"{path} line {number}: the run has no {event.node!r}; its summary.json is another run's")

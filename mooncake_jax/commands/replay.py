@@ -26,11 +26,13 @@ from mooncake_jax.cluster.frontend import ServingLimits, tokenise, with_block_ke
 from mooncake_jax.cluster.launch import RanksDied, launched, run_ranks, under_mpi
 from mooncake_jax.cluster.results import check_writable
 from mooncake_jax.commands.believed_cost import believed_cost
+from mooncake_jax.commands.cost_use import check_used
+from mooncake_jax.commands.mfu_flags import check_mfu_flags, define_mfu_flags
 from mooncake_jax.commands.plan import Plan
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
-    check_elastic_flags,
+    check_scheduling_flags,
     define_scheduling_flags,
     instances_and_stages,
 )
@@ -67,15 +69,7 @@ def _define() -> None:
         f"what Conductor believes: a file of profile's, or {', '.join(PROFILES)} (default: measured)",
         **kwargs,
     )
-    flags.DEFINE_float(
-        "prefill_mfu_floor", None, "report whether the prefill pool's MFU reaches this share, up to 1", **kwargs
-    )
-    flags.DEFINE_float(
-        "peak_tflops",
-        None,
-        "peak of each prefill device in 1e12 FLOPs a second, which MFU is a share of (default: measured)",
-        **kwargs,
-    )
+    define_mfu_flags(FLAGS, "device (default: measured)")
     flags.DEFINE_float("request_timeout", 600.0, "seconds after its arrival at which a request fails", **kwargs)
     flags.DEFINE_string("out", None, "folder for the results (default: results/<time>)", **kwargs)
     flags.DEFINE_integer("seed", 0, "seed of trace tokens, of sampling and of --policy=random", **kwargs)
@@ -190,6 +184,9 @@ def make_plan(ranks: int | None = None) -> Plan:
     if not requests:
         raise UsageError("the workload holds no request")
     requests = within_context(requests, model.max_context)
+    if cost is not None:
+        token = config.block_layout(model).bytes_per_token
+        check_used(cost, f"--cost={config.cost}", config, token, requests, model.max_context)
     limits = ServingLimits(model.max_context, model.vocab_size, config.decoding_pages * config.block_size)
     keyed = with_block_keys(requests, fingerprint, config.block_size, limits)
     workload = {name: FLAGS[name].value for name in WORKLOAD_FLAGS}
@@ -206,14 +203,11 @@ def _check_flags() -> None:
         raise UsageError(f"--interval_s={FLAGS.interval_s} is for prompts, a trace has its own times: use --time_scale")
     check_at_least(FLAGS, 1, *COUNTS)
     check_at_least(FLAGS, LEAST_KV_TOKENS, "device_kv_tokens")
-    check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
-    check_elastic_flags(FLAGS)
+    check_above_zero(FLAGS, "request_timeout", unit=" seconds")
+    check_scheduling_flags(FLAGS)
     if FLAGS.elastic_roles and FLAGS.tp > 1:
         raise UsageError(f"--tp={FLAGS.tp}: with --elastic_roles an instance decodes too, on one device: use --tp=1")
-    if FLAGS.prefill_mfu_floor is not None and not 0 < FLAGS.prefill_mfu_floor <= 1:
-        raise UsageError(f"--prefill_mfu_floor={FLAGS.prefill_mfu_floor}: a share of the peak is above 0, at most 1")
-    if FLAGS.peak_tflops is not None and not 0 < FLAGS.peak_tflops < math.inf:
-        raise UsageError(f"--peak_tflops={FLAGS.peak_tflops}: it must be above 0; leave it out to have it measured")
+    check_mfu_flags(FLAGS)
     if FLAGS.cost is not None and FLAGS.dtype == "auto":
         raise UsageError(f"--cost={FLAGS.cost} was measured in one type: name that instead of --dtype=auto")
     if FLAGS.ssd_dir == "":

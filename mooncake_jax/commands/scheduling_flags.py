@@ -9,6 +9,13 @@ from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.errors import UsageError
 from mooncake_jax.sched import plugins
 
+LEAST_AFTER_S = 0.1  # roles are looked at ten times in this time: less, and looks are most of what Conductor does
+# A flag, the one that says whether it means anything, and the values of that with which it does.
+_ONLY_WITH = (
+    ("kvcache_balancing_threshold", "policy", ("kvcache-centric", "adaptive")),
+    ("decoding_time_s", "admission", ("early-predicted",)),
+)
+
 
 def define_scheduling_flags(values: flags.FlagValues) -> None:
     kwargs = {"flag_values": values}
@@ -53,13 +60,20 @@ def define_scheduling_flags(values: flags.FlagValues) -> None:
     )
 
 
-def check_elastic_flags(values: flags.FlagValues) -> None:
-    """Raises UsageError."""
+def check_scheduling_flags(values: flags.FlagValues) -> None:
+    """Raises UsageError, also for a flag that would be ignored."""
+    check_above_zero(values, "ttft_slo", "tbt_slo", "decoding_time_s", unit=" seconds")
+    for name, chooser, choices in _ONLY_WITH:
+        if values[name].present and values[chooser].value not in choices:
+            raise UsageError(
+                f"--{name}={values[name].value}: --{chooser}={values[chooser].value} has no use for it; leave it out, "
+                f"or give --{chooser}={' or '.join(choices)}"
+            )
     after_s = values["elastic_after_s"]
     if after_s.present and not values.elastic_roles:
         raise UsageError(f"--elastic_after_s={after_s.value} says when roles change: give --elastic_roles too")
-    if not 0 < after_s.value < math.inf:
-        raise UsageError(f"--elastic_after_s={after_s.value}: use a number of seconds above 0")
+    if not LEAST_AFTER_S <= after_s.value < math.inf:
+        raise UsageError(f"--elastic_after_s={after_s.value}: use a number of seconds, at least {LEAST_AFTER_S}")
 
 
 def check_at_least(values: flags.FlagValues, least: int, *names: str) -> None:

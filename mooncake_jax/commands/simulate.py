@@ -7,7 +7,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from absl import flags
 from mooncake_jax import metrics
 from mooncake_jax.cluster.record import Recorded, protocol
 from mooncake_jax.cluster.results import Results, check_writable
+from mooncake_jax.commands.cost_use import check_used
+from mooncake_jax.commands.mfu_flags import check_mfu_flags, define_mfu_flags, node_peak_flops, simulated_mfu
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.commands.reading import read_rows
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
-    check_elastic_flags,
+    check_scheduling_flags,
     define_scheduling_flags,
     instances_and_stages,
 )
@@ -39,7 +41,7 @@ from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.config import PARTS, SimulationConfig
-from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate
+from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate, why_invalid
 from mooncake_jax.simulate.settings import SimulatedSettings
 from mooncake_jax.simulate.traces import arrival_rate, keyed_requests
 from mooncake_jax.workload.trace import TRACE_BLOCK
@@ -56,6 +58,9 @@ _SEPARATE = (
     "ssd_mib",
     "link_gbps",
     "inline_prefill",
+    "kvcache_balancing_threshold",
+    "prefill_mfu_floor",
+    "peak_tflops",
     "without",
     "recheck",
 )
@@ -95,6 +100,7 @@ def _define() -> None:
     )
     flags.DEFINE_integer("max_batch", 256, "most requests that an instance decodes at once", **kwargs)
     define_scheduling_flags(FLAGS)
+    define_mfu_flags(FLAGS, "node (default: of the accelerators that --cost is of, if it says)")
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
     flags.DEFINE_float(
         "cores", None, "all instances share one machine of so many cores (default: each has its own hardware)", **kwargs
@@ -128,12 +134,14 @@ def main(arguments: list[str]) -> int:
     out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
     check_writable(out)
     simulation = prepare(config)
-    results = Results(out, events=FLAGS.events)
+    results = Results(out, events=FLAGS.events, at_once=False)
     try:
         run = _run_shown(simulation, results)
     except Stuck as error:
         print(f"mooncake-jax simulate: {error}; what had ended by then is in {out}", file=sys.stderr)
         return EXIT_FAILED
+    finally:
+        results.close()
     summary = summarise(simulation, run)
     results.finish(summary)
     order = {request.id: place for place, request in enumerate(simulation.requests)}
@@ -158,14 +166,27 @@ def prepare(config: SimulationConfig) -> Simulation:
     """With the costs and the trace that the flags name. Raises UsageError."""
     cost, believed = check_loadable(config)
     rows, source = read_rows(FLAGS.trace, "simulate", FLAGS.limit)
-    return Simulation(config, cost, believed, keyed_requests(rows, FLAGS.speed, FLAGS.trace), source)
+    requests = keyed_requests(rows, FLAGS.speed, FLAGS.trace)
+    _check_costs(config, {"cost": cost} | ({"believed_cost": believed} if FLAGS.believed_cost else {}), requests)
+    return Simulation(config, cost, believed, requests, source)
+
+
+def _check_costs(config: SimulationConfig, costs: Mapping[str, CostModel], requests: Sequence[Request]) -> None:
+    """By their flags. Raises UsageError for one that predicts negative times for what this run may do."""
+    served = [request for request in requests if why_invalid(request, config) is None]
+    longest = max((request.prompt_tokens for request in served), default=1)
+    for name, cost in costs.items():
+        check_used(cost, f"--{name}={FLAGS[name].value}", config, config.bytes_per_token, served, longest)
 
 
 def check_loadable(config: SimulationConfig) -> tuple[CostModel, CostModel]:
-    """Both costs that the flags name. Raises UsageError where one, the policy or the admission cannot be loaded."""
+    """Both costs that the flags name. Raises UsageError where one, the policy or the admission cannot be loaded, and
+    for a bound on MFU without a peak.
+    """
     cost = resolve_cost(FLAGS.cost, FLAGS.model)
     believed = cost if FLAGS.believed_cost is None else resolve_cost(FLAGS.believed_cost, FLAGS.model)
     make_actors(config, believed)
+    node_peak_flops(FLAGS, cost)
     return cost, believed
 
 
@@ -184,7 +205,7 @@ def run_simulation(
 
 
 def _run_shown(simulation: Simulation, results: Results) -> Run:
-    """With progress; what ends is written at once."""
+    """With progress; what ends is written."""
 
     def host(node: str, actor: Actor) -> Actor:
         return Recorded(node, actor, lambda line: results.add_events([line])) if FLAGS.events else actor
@@ -208,6 +229,7 @@ def summarise(simulation: Simulation, run: Run) -> dict[str, Any]:
     cost = {"model": FLAGS.model, "cost": FLAGS.cost, "believed_cost": FLAGS.believed_cost or FLAGS.cost}
     parts = {
         "pool": run.pool,
+        "prefill_mfu": _prefill_mfu(simulation, run),
         "roles": run.roles,
         "inlined_prefills": run.inlined_prefills,
         "faults": run.faults,
@@ -216,6 +238,15 @@ def summarise(simulation: Simulation, run: Run) -> dict[str, Any]:
     parts |= {"workload": workload, **cost}
     settings = SimulatedSettings(config, cost["model"], cost["believed_cost"])
     return summary | parts | {"settings": settings.to_json() | {"protocol": protocol()}}
+
+
+def _prefill_mfu(simulation: Simulation, run: Run) -> dict[str, Any] | None:
+    """None where there is no prefill pool, or no peak is known."""
+    peak = node_peak_flops(FLAGS, simulation.cost)
+    if peak is None or simulation.config.coupled:
+        return None
+    model, peak = ARCHITECTURES[FLAGS.model], peak * simulation.config.stages
+    return simulated_mfu(run.prefill_work, model, peak, run.duration_s, FLAGS.prefill_mfu_floor)
 
 
 def make_config() -> SimulationConfig:
@@ -269,8 +300,9 @@ def _check_flags() -> None:
     check_at_least(FLAGS, 1, "decode", "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch")
     _check_coupled()
     check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
-    check_above_zero(FLAGS, "ttft_slo", "tbt_slo", "request_timeout", "decoding_time_s", unit=" seconds")
-    check_elastic_flags(FLAGS)
+    check_above_zero(FLAGS, "request_timeout", unit=" seconds")
+    check_scheduling_flags(FLAGS)
+    check_mfu_flags(FLAGS)
     check_above_zero(FLAGS, "speed", "link_gbps", "cores")
     for name in ("speed", "link_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):

@@ -3,6 +3,7 @@
 Exit code 0 if all answers are the same, 1 if any differs.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from absl import flags
 
 from mooncake_jax.cluster.actors import ActorSettings
 from mooncake_jax.cluster.time_limit import decision_time
-from mooncake_jax.cluster.verify import load_settings, verify
+from mooncake_jax.cluster.verify import load_run, make_actors, verify
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.errors import UsageError
 from mooncake_jax.simulate.settings import SimulatedSettings
@@ -25,10 +26,13 @@ def main(arguments: list[str]) -> int:
             f"verify-replay {' '.join(folders)}: name one folder, the --out of a run of replay, or of simulate --events"
         )
     run = Path(folders[0])
-    settings = load_settings(run, _settings)
-    actors = settings.actors(decision_time) if isinstance(settings, ActorSettings) else settings.actors()
+    recorded = load_run(run, _settings)
+    settings = recorded.settings
+    limited = partial(settings.actors, decision_time) if isinstance(settings, ActorSettings) else settings.actors
+    actors, events = make_actors(run, limited), run / "events.jsonl"
     with WorkProgress("replaying", "replayed") as progress:
-        verified = verify(run / "events.jsonl", actors, progress.update)
+        verified = verify(events, actors, progress.update)
+    recorded.check_whole(events, verified.events)
     handled = f"{run}: {verified.events} events of {len(actors)} actors handled again"
     if not verified.differences:
         print(f"{handled}, 0 with other actions")

@@ -24,7 +24,9 @@ class Admission(Protocol):
         return None
 
     def on_prefilled(self, request: RequestView, decoding: str, view: ClusterView, now: float) -> Reject | None:
-        """Its prefill has ended, and it counts among those that decode; a rejection now wastes the prefill."""
+        """Its prefill has ended, and it counts among those that decode; a rejection now wastes the prefill. With
+        elastic roles `decoding` may take no new requests any more: view.load() has its load in any case.
+        """
         return None
 
     def on_completed(self, request: RequestView, output_tokens: int, decoding_seconds: float) -> None:
@@ -91,6 +93,6 @@ class Baseline(Admission):
         return self._limits.ttft(request, dispatch, view, now)
 
     def on_prefilled(self, request: RequestView, decoding: str, view: ClusterView, now: float) -> Reject | None:
-        load = view.decoding[decoding]
+        load = view.load(decoding)
         contexts = [other.context for other in load.requests.values() if other.prefilled]
         return self._limits.tbt(request, view.cost.step(len(contexts), sum(contexts)), view, load.tightest_tbt)

@@ -50,7 +50,7 @@ class _Open:
     dispatch: int
     reused_tokens: int | None = None
     token_ids: list[int | None] = field(default_factory=list)
-    token_times: list[float] = field(default_factory=list)
+    token_times: metrics.TokenTimes = field(default_factory=metrics.TokenTimes)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
@@ -189,7 +189,7 @@ class Conductor:
     def _judge_prefilled(self, dispatch: int, attempt: _Attempt, now: float) -> list[Action]:
         """Whether it is decoded at all; a rejection now wastes its prefill (report 7.2)."""
         entry = self._current(dispatch)
-        if entry is None or attempt.decoding not in self.view.decoding:
+        if entry is None or self.view.load(attempt.decoding) is None:
             return []
         verdict = self.scheduler.prefilled(entry.request, attempt.decoding, self.view, now)
         if verdict is None:
@@ -209,7 +209,7 @@ class Conductor:
         if entry is None:
             return []
         entry.token_ids.append(token.token_id)
-        entry.token_times.append(at)
+        entry.token_times.add((at,), ())
         entry.logprobs.append(token.logprobs)
         decoding = self.attempts[token.dispatch].decoding
         self.view.tokens([token.dispatch], decoding, at)
@@ -217,12 +217,12 @@ class Conductor:
 
     def _deliver_steps(self, steps: StepsDecoded) -> list[Action]:
         """What _deliver() would do for each of their tokens."""
-        entries = [entry for dispatch in steps.dispatches if (entry := self._current(dispatch)) is not None]
-        for entry in entries:
-            entry.token_times += steps.times
-        self.view.tokens([entry.dispatch for entry in entries], steps.node, steps.times[0], len(steps.times))
-        ended = [entry for entry in entries if entry.dispatch in steps.ended]
-        return [action for entry in ended for action in self._complete(entry, steps.times[-1])]
+        times, gaps = steps.times, metrics.gaps_of(steps.times)
+        for entry in filter(None, map(self._current, steps.dispatches)):
+            entry.token_times.add(times, gaps)
+        self.view.tokens(steps.dispatches, steps.node, times[0], len(times))
+        ended = filter(None, map(self._current, steps.ended))
+        return [action for entry in ended for action in self._complete(entry, times[-1])]
 
     def _complete(self, entry: _Open, at: float) -> list[Action]:
         """Its last token came at that time."""

@@ -116,12 +116,12 @@ class DecodingInstance(ContinuousBatching):
         if self.cost is None:
             return None
         here = [(j.request, j.produced) for j in (*self.batch.values(), *self.loading.values())]
-        here += [(waiting.request, 0) for waiting in self.waiting] + [(coming.request, 0)]
+        here += [(waiting.request, 0) for waiting in (*self.waiting, coming)]
         together = here[-self.limits.max_batch :]  # the first to come are the first to leave
-        limit = min(self.limits.tbt_slo_of(request) for request, _ in together)
+        limit = min([self.limits.tbt_slo_of(request) for request, _ in together])
         if limit == math.inf:
             return None
-        tbt = self.cost.step(len(together), sum(request.prompt_tokens + produced for request, produced in together))
+        tbt = self.cost.step(len(together), sum([request.prompt_tokens + produced for request, produced in together]))
         if not tbt > limit:
             return None
         reason = "predicted TBT is above the SLO as its KVCache arrives"
@@ -144,7 +144,7 @@ class DecodingInstance(ContinuousBatching):
         return actions
 
     def _pages_used(self) -> int:
-        return sum(j.pages for j in self.batch.values()) + sum(j.pages for j in self.loading.values())
+        return sum([joined.pages for joined in (*self.batch.values(), *self.loading.values())])
 
     def _join(self, dispatch: int, stopped: bool, now: float) -> list[Action]:
         """The first token, which prefill has sampled, is handed out as if a step had made it."""

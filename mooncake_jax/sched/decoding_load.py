@@ -72,15 +72,12 @@ class DecodingLoad:
 
     def tokens(self, dispatches: Sequence[int], at: float, count: int = 1) -> None:
         """Each of them got a token of output at that time, or so many from then on."""
-        requests = self.requests
-        for dispatch in dispatches:
-            request = requests.get(dispatch)
-            if request is None:
-                continue
+        here = [request for request in map(self.requests.get, dispatches) if request is not None]
+        for request in here:
             if request.first_token is None:
                 request.first_token = at
             request.produced += count
-            self.context += count
+        self.context += count * len(here)
 
     def remove(self, dispatch: int) -> None:
         """It has ended, however."""

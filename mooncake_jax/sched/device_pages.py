@@ -34,8 +34,8 @@ class DevicePages:
         """
         keys = self._keys(request)
         own = [b"page %d of dispatch %d" % (place, dispatch) for place in range(len(keys), pages)]
-        entries, held = self._tier.entries, [*keys, *own]
-        added = sum(key not in entries or not entries[key].pins for key in held)
+        held = [*keys, *own]
+        added = sum(key not in self._tier.pins for key in held)
         if self.used + added > self.count:
             return False
         self._tier.reserve(held)
@@ -45,13 +45,12 @@ class DevicePages:
 
     def landed(self, dispatch: int, request: Request) -> None:
         """The whole prompt has been computed: its blocks can be reused."""
-        for key in self._keys(request):
-            self._tier.entries[key].landed = True
+        self._tier.land([key for key in self._keys(request) if key in self._tier.awaited])
 
     def release(self, dispatch: int) -> None:
         """The request is no longer here."""
-        held, entries = self._held.pop(dispatch), self._tier.entries
-        self.used -= sum(entries[key].pins == 1 for key in held)
+        held = self._held.pop(dispatch)
+        self.used -= sum(self._tier.pins[key] == 1 for key in held)
         self._tier.use(held)
         self._tier.unpin(held)
 
@@ -61,5 +60,5 @@ class DevicePages:
     def check(self) -> None:
         """Assert the invariants."""
         self._tier.check()
-        pinned = sum(entry.pins > 0 for entry in self._tier.entries.values())
+        pinned = len(self._tier.pins)
         assert self.used == pinned <= self.count, f"{pinned} pages of {self.count} are counted as {self.used}"

@@ -100,6 +100,14 @@ class AdaptiveKVCacheCentric(KVCacheCentric):
     STEP = 1.05
     MOST = 64.0
 
+    def __init__(self, threshold: float = 2.0):
+        if math.isinf(threshold):
+            raise UsageError(
+                "--kvcache_balancing_threshold=inf: --policy=adaptive begins with it and would never get away from it; "
+                "give a finite one"
+            )
+        super().__init__(threshold)
+
     def choose(self, request: RequestView, view: ClusterView, now: float) -> Dispatch:
         decision = super().choose(request, view, now)
         self._adapt(request, view, decision.prefill)

@@ -6,6 +6,8 @@ into DRAM, from the SSD or from another instance, is passed over until they are 
 the prefill starts, because requests ahead of it may have stored blocks meanwhile.
 """
 
+from collections.abc import Iterable
+
 from mooncake_jax.cache.pool import Block
 from mooncake_jax.sched.actions import AbandonCopy, Action, FetchBlocks, PromoteBlocks, RunPrefill, Send, WriteBlocks
 from mooncake_jax.sched.messages import (
@@ -53,7 +55,7 @@ class PrefillInstance:
             case PrefillDone():
                 for block in message.lost:
                     self.landed.pop(block.slot, None)
-                self.landed.update((block.slot, block.key) for block in message.stored)
+                self._land(message.stored)
                 self.running.pop(message.dispatch, None)
                 return [Send(CONDUCTOR, message), *self._start_next()]
             case PrefillFailed():
@@ -64,9 +66,10 @@ class PrefillInstance:
         raise TypeError(f"{self.name} cannot handle {type(message).__name__}")
 
     def _enqueue(self, start: StartPrefill) -> list[Action]:
-        for block in start.blocks:  # Conductor has given these slots away: what they held before is void
-            if self.landed.get(block.slot) != block.key:
-                self.landed.pop(block.slot, None)
+        landed = self.landed
+        for key, slot in start.blocks:  # Conductor has given these slots away: what they held before is void
+            if slot in landed and landed[slot] != key:
+                del landed[slot]
         self.queue.append(start)
         actions: list[Action] = []
         if start.promote:
@@ -80,9 +83,12 @@ class PrefillInstance:
     def _arrived(
         self, message: BlocksPromoted | BlocksReplicated, awaited: dict[int, tuple[Block, ...]]
     ) -> list[Action]:
-        self.landed.update((block.slot, block.key) for block in message.blocks)
+        self._land(message.blocks)
         awaited.pop(message.dispatch, None)
         return [Send(CONDUCTOR, message), *self._start_next()]
+
+    def _land(self, blocks: Iterable[Block]) -> None:
+        self.landed.update([(slot, key) for key, slot in blocks])
 
     def _start_next(self) -> list[Action]:
         actions: list[Action] = []
@@ -101,11 +107,12 @@ class PrefillInstance:
         return None
 
     def _run(self, start: StartPrefill) -> RunPrefill:
-        here = [self.landed.get(block.slot) == block.key for block in start.blocks]
-        reuse = here.index(False) if False in here else len(here)
+        landed, blocks = self.landed.get, start.blocks
+        absent = [place for place, (key, slot) in enumerate(blocks) if landed(slot) != key]
+        reuse = absent[0] if absent else len(blocks)
         written = frozenset().union(*self.running.values())  # by another prompt with the same prefix
-        missing = tuple(i for i, landed in enumerate(here) if not landed and start.blocks[i].slot not in written)
-        self.running[start.dispatch] = frozenset(start.blocks[index].slot for index in missing)
+        missing = tuple([place for place in absent if blocks[place].slot not in written])
+        self.running[start.dispatch] = frozenset([blocks[place].slot for place in missing])
         return RunPrefill(start.dispatch, start.request, start.decoding, start.blocks, reuse, missing)
 
     def _cancel(self, dispatch: int) -> list[Action]:

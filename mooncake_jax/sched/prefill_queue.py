@@ -97,7 +97,7 @@ class PrefillQueue:
             entered = max(self._entered(prefill, self._departed), free)
             free = entered + pace * prefill.occupancy
         self._entrance_free = free
-        self._work = pace * math.fsum(prefill.occupancy for prefill in self._waiting.values())
+        self._work = pace * math.fsum([prefill.occupancy for prefill in self._waiting.values()])
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -24,9 +24,11 @@ class Demand:
 
     def felt(self, request: RequestView, seconds: float) -> float:
         """How long a wait of so many seconds counts for this request's class."""
+        if not any(self._tokens[request.priority + 1 :]):
+            return seconds
         above = total = 0.0
         for priority, tokens in enumerate(self._tokens):
             total += tokens
             if priority > request.priority:
                 above += tokens
-        return seconds / (1.0 - min(above / total, MOST)) if above else seconds
+        return seconds / (1.0 - min(above / total, MOST))

@@ -97,3 +97,5 @@ def roofline(model: LlamaConfig, accelerator: str, tp: int) -> RooflineCost:
 
 
 A800_LLAMA2_70B = roofline(ARCHITECTURES["llama2-70b"], "a800", 8)
+# What a node of PROFILES could compute at most, for MFU.
+NODE_PEAK_FLOPS = A800_LLAMA2_70B.peak_flops

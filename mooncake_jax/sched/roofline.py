@@ -69,6 +69,11 @@ class RooflineCost(LinkCosts):
                 f"{self.tp} {self.accelerator}; raise tp"
             )
 
+    @property
+    def peak_flops(self) -> float:
+        """FLOPs a second that the accelerators could compute together."""
+        return self.tp * ACCELERATORS[self.accelerator].flops
+
     def prefill(self, tokens: int, prefix: int) -> float:
         seconds = self.prefill_compute(tokens, prefix)
         if prefix:
@@ -96,7 +101,7 @@ class RooflineCost(LinkCosts):
         """Seconds of the products with a token, of reading the layers' weights, of a pair in attention, and of putting
         a token's hidden states together. The head has one token, which is nothing.
         """
-        flops = self.tp * ACCELERATORS[self.accelerator].flops
+        flops = self.peak_flops
         token_s = 2 * layer_weights(self.model) / (flops * self.efficiency.products)
         pair_s = pair_flops(self.model) / (flops * self.efficiency.attention)
         return token_s, self._reading_s(layer_weights(self.model) * _WIDTH), pair_s, self._gather_s

@@ -18,6 +18,7 @@ from mooncake_jax.sched.view import ClusterView, RequestView
 
 MOST_SECONDS = 1.0  # that a decision may take
 LONGEST_REASON = 200
+_UNLIMITED = nullcontext()
 
 
 class TooLong(BaseException):
@@ -36,10 +37,12 @@ class Scheduler:
         admission: Admission,
         policy_name: str = "",
         admission_name: str = "",
-        time_limit: Callable[[], AbstractContextManager] = nullcontext,
+        time_limit: Callable[[], AbstractContextManager] = lambda: _UNLIMITED,
         longest_inlined: int = 0,
     ):
         self.policy, self.admission = policy, admission
+        # Whether the admission looks at a request again once its prefill has ended.
+        self.judges_prefilled = getattr(type(admission), "on_prefilled", None) is not Admission.on_prefilled
         self._policy_name = f"policy {policy_name or type(policy).__name__}"
         self._admission_name = f"admission {admission_name or type(admission).__name__}"
         self._time_limit, self._longest_inlined = time_limit, longest_inlined
@@ -62,6 +65,8 @@ class Scheduler:
 
     def prefilled(self, request: Request, decoding: str, view: ClusterView, now: float) -> Reject | Fault | None:
         """Whether a request whose prefill has ended, which the view knows, is not to be decoded after all."""
+        if not self.judges_prefilled:
+            return None
         return self._judge(self.admission.on_prefilled, RequestView.of(request), decoding, view, now)
 
     def completed(self, request: Request, output_tokens: int, decoding_seconds: float) -> None:

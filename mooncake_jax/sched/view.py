@@ -99,6 +99,11 @@ class ClusterView:
         """Requests that this prefill instance has not done with; a coupled one decodes them too."""
         return len(self.decoding[prefill].requests) if self.coupled else len(self.prefill[prefill])
 
+    def load(self, node: str) -> DecodingLoad | None:
+        """Of an instance that decodes, whether it gets new requests or is to prefill again; None of any other."""
+        load = self.decoding.get(node)
+        return load if load is not None else self.draining.get(node)
+
     def transfer(self, tokens: int, source: str) -> float:
         """T_transfer: seconds to copy the KVCache of so many tokens from this prefill instance to another, beside what
         it sends to others already.
@@ -123,7 +128,7 @@ class ClusterView:
     def prefill_started(
         self, number: int, prefill: str, decoding: str, prompt_tokens: int, reused_tokens: int, now: float
     ) -> None:
-        queue, load = self.prefill.get(prefill), self._load(decoding)
+        queue, load = self.prefill.get(prefill), self.load(decoding)
         if load is not None and number in load.inlining:
             load.expect(number, now + load.inline_pace.factor * load.inlining[number])
         if queue is None:
@@ -136,12 +141,12 @@ class ClusterView:
     def prefill_done(self, number: int, prefill: str, decoding: str, now: float) -> None:
         if (queue := self.prefill.get(prefill)) is not None:
             queue.end(number, now)
-        if (load := self._load(decoding)) is not None:
+        if (load := self.load(decoding)) is not None:
             load.prefilled(number, now)
 
     def inlined(self, number: int, decoding: str, seconds: float) -> None:
         """Its prefill took the decoding instance so long."""
-        if (load := self._load(decoding)) is not None:
+        if (load := self.load(decoding)) is not None:
             load.inlined(number, seconds)
 
     def prefill_failed(self, number: int, prefill: str) -> None:
@@ -169,18 +174,18 @@ class ClusterView:
 
     def tokens(self, numbers: Sequence[int], decoding: str, at: float, count: int = 1) -> None:
         """These requests got a token of output each, or so many from then on."""
-        if (load := self._load(decoding)) is not None:
+        if (load := self.load(decoding)) is not None:
             load.tokens(numbers, at, count)
 
     def decoding_seconds(self, number: int, decoding: str, at: float) -> float:
         """From its first token until `at`."""
-        load = self._load(decoding)
+        load = self.load(decoding)
         first = load.requests[number].first_token if load is not None and number in load.requests else None
         return 0.0 if first is None else at - first
 
     def left(self, number: int, decoding: str) -> None:
         """A request is no longer at this decoding instance, or on its way there."""
-        if (load := self._load(decoding)) is not None:
+        if (load := self.load(decoding)) is not None:
             load.remove(number)
 
     def lost(self, node: str) -> None:
@@ -191,11 +196,6 @@ class ClusterView:
 
     def alive(self, node: str) -> bool:
         return node in self.prefill or node in self.decoding or node in self.draining
-
-    def _load(self, node: str) -> DecodingLoad | None:
-        """Of an instance that decodes, whether it gets new requests or not."""
-        load = self.decoding.get(node)
-        return load if load is not None else self.draining.get(node)
 
     # --- roles
 

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 from mooncake_jax.errors import UsageError
-from mooncake_jax.sched.admission import Admission
-from mooncake_jax.sched.conductor import Conductor
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.coupled import COUPLED_MODES, CoupledInstance
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
@@ -46,8 +44,3 @@ def _coupled(config: SimulationConfig, limits: DecodingLimits) -> dict[str, Acto
     if config.token_budget is not None:
         mode = replace(mode, token_budget=config.token_budget)
     return {node: CoupledInstance(node, limits, mode) for node in config.coupled_nodes}
-
-
-def judges_prefilled(conductor: Conductor) -> bool:
-    """Whether its admission asks again when a prefill has ended."""
-    return getattr(type(conductor.scheduler.admission), "on_prefilled", None) is not Admission.on_prefilled

@@ -11,8 +11,9 @@ from mooncake_jax.request import Outcome, Request
 from mooncake_jax.sched.actions import Action
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.messages import CONDUCTOR, Message
+from mooncake_jax.sched.mfu import PrefillWork
 from mooncake_jax.sched.serve import Actor, serve
-from mooncake_jax.simulate.actors import judges_prefilled, make_actors
+from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.cluster import SimulatedCluster
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.waiting import what_waits
@@ -28,13 +29,15 @@ class Stuck(Exception):
 
 @dataclass
 class Run:
-    """duration_s: from the start to the last ending. inlined_prefills: how many decoding instances have computed.
-    hardware: what it has done, roles: what changes of role there were (sched/elastic.py), None where they are fixed,
-    faults: what the policy and the admission did wrong, and how often; ready for JSON.
+    """duration_s: from the start to the last ending. prefill_work: what each prefill instance has computed;
+    inlined_prefills: how many decoding instances have. hardware: what it has done, roles: what changes of role there
+    were (sched/elastic.py), None where they are fixed, faults: what the policy and the admission did wrong, and how
+    often; ready for JSON, but for prefill_work.
     """
 
     duration_s: float
     outcomes: list[Outcome] = field(default_factory=list)
+    prefill_work: dict[str, PrefillWork] = field(default_factory=dict)
     inlined_prefills: int = 0
     hardware: dict[str, Any] = field(default_factory=dict)
     pool: dict[str, Any] = field(default_factory=dict)
@@ -68,7 +71,8 @@ def simulate(
 
     in_order = sorted(requests, key=lambda request: request.arrival)
     invalid = {r.id: reason for r in in_order if (reason := why_invalid(r, config)) is not None}
-    cluster = SimulatedCluster(config, cost, in_order, invalid, add, judges_prefilled(conductor))
+    judges = conductor.scheduler.judges_prefilled
+    cluster = SimulatedCluster(config, cost, in_order, invalid, add, judges)
     hosted = {node: host(node, actor) for node, actor in actors.items()}
     if check:
         hosted = {node: _Checked(hosted[node], actor, cluster) for node, actor in actors.items()}
@@ -78,8 +82,9 @@ def simulate(
     if check:
         _check_end(run, cluster, actors)
     run.duration_s = cluster.last_ended
+    run.prefill_work = dict(conductor.prefill_work)
     run.inlined_prefills = conductor.inlined_prefills
-    run.hardware = _hardware(cluster, sum(work.prefills for work in conductor.prefill_work.values()))
+    run.hardware = _hardware(cluster, sum(work.prefills for work in run.prefill_work.values()))
     run.pool = _pool(conductor.view.pool)
     run.roles = conductor.roles.summary() if conductor.roles is not None else None
     run.faults = dict(conductor.scheduler.faults.most_common())
@@ -157,4 +162,5 @@ def _hardware(cluster: SimulatedCluster, prefills: int) -> dict[str, Any]:
 def _pool(pool: KVCachePool) -> dict[str, Any]:
     """As in the summary of a replay."""
     changes = {tier: {cause: pool.counts[tier, cause] for cause in Cause if pool.counts[tier, cause]} for tier in TIERS}
-    return {"blocks": {node: dict(zip(TIERS, counts)) for node, counts in pool.blocks().items()}, "changes": changes}
+    blocks = {node: dict(zip(TIERS, counts)) for node, counts in pool.blocks().items()}
+    return {"blocks": blocks, "changes": changes, "unwritten": pool.unwritten}

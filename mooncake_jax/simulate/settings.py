@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from mooncake_jax.field_types import check_fields
 from mooncake_jax.sched.cost_file import resolve_cost
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.actors import make_actors
@@ -30,4 +31,6 @@ class SimulatedSettings:
         """Raises LookupError, TypeError or ValueError if to_json() of this version did not make them."""
         config = {n: math.inf if v is None and n in UNLIMITED else v for n, v in settings["config"].items()}
         config["without"] = frozenset(config["without"])
+        check_fields(SimulationConfig, config)
+        check_fields(cls, {name: settings[name] for name in ("model", "believed_cost")})
         return cls(SimulationConfig(**config), settings["model"], settings["believed_cost"])

@@ -4,7 +4,6 @@ Knows nothing of what the objects mean.
 """
 
 import codecs
-import functools
 import json
 import os
 from collections.abc import Iterator
@@ -55,7 +54,9 @@ def field_error(path: str | os.PathLike, number: int, field: str, value: object,
 
 def _parse(path: str | os.PathLike, number: int, line: bytes) -> dict:
     try:
-        value = json.loads(line.decode("utf-8"), object_pairs_hook=functools.partial(_keys_once, path, number))
+        value = _decode(line.decode("utf-8"))
+    except _KeyTwice as error:
+        raise line_error(path, number, f"key {shown(error.args[0])} is given twice; keep one") from None
     except UnicodeDecodeError as error:
         raise line_error(path, number, f"not UTF-8 (at byte {error.start + 1} of the line); save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -66,10 +67,16 @@ def _parse(path: str | os.PathLike, number: int, line: bytes) -> dict:
     return value
 
 
-def _keys_once(path: str | os.PathLike, number: int, pairs: list[tuple[str, object]]) -> dict:
+class _KeyTwice(Exception):
+    """An object gives this key twice."""
+
+
+def _keys_once(pairs: list[tuple[str, object]]) -> dict:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
-        raise line_error(path, number, f"key {shown(twice)} is given twice; keep one")
+        raise _KeyTwice(next(key for place, key in enumerate(keys) if key in keys[:place]))
     return fields
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_keys_once).decode

@@ -86,7 +86,7 @@ def _row(path: str | os.PathLike, number: int, index: int, fields: dict) -> Trac
     for name in ("input_length", "output_length"):
         if not is_integer(fields[name], 0):
             raise field_error(path, number, name, fields[name], "an integer number of tokens, not negative")
-    if type(hash_ids) is not list or not all(type(hash_id) is int and hash_id >= 0 for hash_id in hash_ids):
+    if type(hash_ids) is not list or set(map(type, hash_ids)) - {int} or min(hash_ids, default=0) < 0:
         raise field_error(path, number, "hash_ids", hash_ids, "a list of integers, none negative")
     blocks = -(-input_length // TRACE_BLOCK)
     if len(hash_ids) != blocks:
