@@ -20,6 +20,7 @@ from pathlib import Path
 from absl import flags
 from command import parse, run
 from table import Row, at_most, print_heads, print_row, row, write_json
+from traces import read_told
 
 from mooncake_jax.cache.pool import KVCachePool
 from mooncake_jax.cluster.time_limit import decision_time
@@ -34,7 +35,7 @@ from mooncake_jax.sched.kvcache_centric import KVCacheCentric
 from mooncake_jax.sched.prefill_queue import PrefillQueue
 from mooncake_jax.sched.scheduler import Scheduler, TimeLimit
 from mooncake_jax.sched.view import ClusterView, RequestView
-from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow, read_trace
+from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("trace", None, "Mooncake trace (JSONL) to decide on", flag_values=FLAGS)
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     instances = _instances()
     if FLAGS.trace is None:
         raise UsageError("--trace is missing: name a Mooncake trace, such as conversation_trace.jsonl")
-    trace = read_trace(FLAGS.trace, FLAGS.requests)
+    trace = read_told(FLAGS.trace, FLAGS.requests)
     rows: list[Row] = []
     print_heads()
     with decision_time() as time_limit:

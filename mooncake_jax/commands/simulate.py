@@ -29,6 +29,7 @@ from mooncake_jax.commands.scheduling_flags import (
     define_scheduling_flags,
     instances_and_stages,
 )
+from mooncake_jax.commands.simulate_memory import check_memory
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.report import print_results
@@ -166,7 +167,7 @@ def prepare(config: SimulationConfig) -> Simulation:
     """With the costs and the trace that the flags name. Raises UsageError."""
     cost, believed = check_loadable(config)
     rows, source = read_rows(FLAGS.trace, "simulate", FLAGS.limit)
-    requests = keyed_requests(rows, FLAGS.speed)
+    requests = keyed_requests(rows, FLAGS.speed, FLAGS.trace)
     _check_costs(config, {"cost": cost} | ({"believed_cost": believed} if FLAGS.believed_cost else {}), requests)
     return Simulation(config, cost, believed, requests, source)
 
@@ -274,11 +275,7 @@ def make_config() -> SimulationConfig:
         }
         | _busy_cores(stages)
     )
-    block = config.bytes_per_token * config.block_size // stages
-    if config.dram_blocks < 1 and not config.coupled:
-        raise UsageError(f"--dram_mib={FLAGS.dram_mib} does not hold one block, {block / 2**20:.1f} MiB: raise it")
-    if config.decoding_pages < 1:
-        raise UsageError(f"--device_kv_tokens={FLAGS.device_kv_tokens} is less than a block of {TRACE_BLOCK}: raise it")
+    check_memory(FLAGS, config)
     return config
 
 

@@ -18,6 +18,7 @@ Flags = dict[str, str]  # values by name, as a command line has them
 _TABLES = ("base", "axes", "cases", "goodput")
 _LEAST_TOLERANCE = 0.001
 _MOST_RUNS = 100_000
+_MOST_SPEED = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,12 @@ def _goodput(path: Path, tables: dict[str, Any]) -> GoodputSearch:
     search = GoodputSearch(**{name: float(value) for name, value in table.items()})
     if search.attainment > 1:
         raise UsageError(f"{path}: goodput.attainment = {search.attainment}: it is a share of requests, at most 1")
+    for name in ("lowest", "highest"):
+        speed = getattr(search, name)
+        if not 1 / _MOST_SPEED <= speed <= _MOST_SPEED:
+            raise UsageError(
+                f"{path}: goodput.{name} = {speed}: it must be from {1 / _MOST_SPEED:g} to {_MOST_SPEED:g}"
+            )
     if not search.lowest < search.highest:
         raise UsageError(f"{path}: goodput.lowest = {search.lowest}: it must be below highest, {search.highest}")
     if search.tolerance < _LEAST_TOLERANCE:
