@@ -58,24 +58,30 @@ def test_fixed_loads_move_nobody_and_change_nothing():
     assert fixed.outcomes == elastic.outcomes
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_skipping_steps_changes_nothing_where_roles_change(seed):
-    rng = random.Random(seed)
-    options = {
-        "elastic_roles": True,
-        "elastic_after_s": 0.2,
-        "tbt_slo": rng.choice([0.014, 0.02]),
-        "ttft_slo": 0.5,
-        "admission": rng.choice(["none", "baseline", "slo", "early-predicted", "request-level"]),
-        "request_timeout": rng.choice([math.inf, 2.0]),
-        "decision_s": rng.choice([0.0, 0.05]),
-        "ssd": 40,
-        "dram": 64,
-    }
-    requests = random_requests(seed, 120, rate=12.0)
-    (skipping, _), (single, _) = (served(requests, 3, 1, True, **options, single_steps=s) for s in (False, True))
-    assert by_id(skipping) == by_id(single)
-    assert skipping.roles == single.roles and skipping.roles["to_decoding"] > 0
+@pytest.mark.parametrize("admission", ["none", "baseline", "slo", "early", "early-predicted", "request-level"])
+def test_skipping_steps_changes_nothing_where_roles_change(admission):
+    moved = 0
+    for seed in range(5):
+        rng = random.Random(seed)
+        options = {
+            "elastic_roles": True,
+            "elastic_after_s": 0.1,
+            "tbt_slo": rng.choice([0.0135, 0.02]),
+            "ttft_slo": 2.0,
+            "admission": admission,
+            "request_timeout": rng.choice([math.inf, 2.0]),
+            "decision_s": rng.choice([0.0, 0.05]),
+            "recheck": rng.choice([False, True]),
+            "max_batch": 6,
+            "ssd": 40,
+            "dram": 64,
+        }
+        requests = random_requests(seed, 40, rate=rng.choice([8.0, 20.0]))
+        (skipping, _), (single, _) = (served(requests, 3, 1, **options, single_steps=s) for s in (False, True))
+        assert by_id(skipping) == by_id(single)
+        assert skipping.roles == single.roles
+        moved += skipping.roles["to_decoding"]
+    assert moved
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -121,11 +127,11 @@ class Deaf(Mute):
 
 def test_who_waits_is_told_of_an_instance_that_has_moved():
     def host(node, actor):
-        return Deaf(actor) if node == "prefill1" else actor
+        return Deaf(actor) if node.startswith("prefill") else actor
 
     memory = {"max_batch": 16, "device_kv_tokens": 1 << 16, "dram": 256}
     config = make_config(prefill=3, elastic_roles=True, elastic_after_s=10.0, **SLOS | memory)
-    with pytest.raises(Stuck, match="for their KVCache to be loaded at prefill1"):
+    with pytest.raises(Stuck, match=r"for their KVCache to be loaded at prefill\d"):
         simulate(config, COST, shifting(0)[:100], host=host)
 
 

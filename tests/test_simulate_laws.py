@@ -7,7 +7,7 @@ from simulated import BYTES_PER_TOKEN, COST, make_config, random_requests
 
 from mooncake_jax.request import COMPLETED
 from mooncake_jax.sched.messages import CONDUCTOR, PrefillDone, PrefillStarted, StepsDone
-from mooncake_jax.simulate.group import PrefillGroup
+from mooncake_jax.simulate.group import GroupCost
 from mooncake_jax.simulate.run import simulate
 
 CONFIG = make_config(prefill=2, decode=2, dram=2000, max_batch=64, device_kv_tokens=100_000, admission="none")
@@ -83,10 +83,10 @@ def test_utilisation_is_what_the_instances_tell_of_their_work(long_run):
 
 def test_work_done_is_the_sum_over_requests(long_run):
     _, run, _ = long_run
-    group = PrefillGroup(CONFIG, COST)
+    cost = GroupCost(CONFIG, COST)
     for node in CONFIG.prefill_nodes:
         there = [o for o in run.outcomes if o.prefill_instance == node]
-        seconds = math.fsum(group.seconds(o.prompt_tokens, o.reused_tokens) for o in there)
+        seconds = math.fsum(cost.on_node(o.prompt_tokens, o.reused_tokens) for o in there)
         assert run.hardware["prefill_busy_s"][node][0] == pytest.approx(seconds, rel=1e-9)
     for node in CONFIG.decoding_nodes:
         there = [o for o in run.outcomes if o.decoding_instance == node]

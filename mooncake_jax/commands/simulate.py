@@ -26,6 +26,7 @@ from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
     check_scheduling_flags,
+    check_speed,
     define_scheduling_flags,
     instances_and_stages,
 )
@@ -73,7 +74,7 @@ def _define() -> None:
     kwargs = {"flag_values": FLAGS}
     flags.DEFINE_string("trace", None, "Mooncake trace (JSONL) to serve", **kwargs)
     flags.DEFINE_integer("limit", None, "serve only the first requests of the trace", **kwargs)
-    flags.DEFINE_float("speed", 1.0, "replay the trace so many times as fast", **kwargs)
+    flags.DEFINE_float("speed", 1.0, "replay the trace so many times as fast, 0.001 to 1000", **kwargs)
     flags.DEFINE_string("prefill", "8", "prefill instances; 2x4: two pipelines of four nodes each", **kwargs)
     flags.DEFINE_integer("decode", 8, "decoding instances, of a node each", **kwargs)
     flags.DEFINE_integer("coupled", 0, "instances that do both, instead of --prefill and --decode", **kwargs)
@@ -104,7 +105,10 @@ def _define() -> None:
     define_mfu_flags(FLAGS, "node (default: of the accelerators that --cost is of, if it says)")
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
     flags.DEFINE_float(
-        "cores", None, "all instances share one machine of so many cores (default: each has its own hardware)", **kwargs
+        "cores",
+        None,
+        "instances share one machine of so many cores; implies --single_steps (default: each has its own hardware)",
+        **kwargs,
     )
     flags.DEFINE_float("request_timeout", math.inf, "seconds after its arrival at which a request fails", **kwargs)
     flags.DEFINE_integer("seed", 0, "seed of --policy=random", **kwargs)
@@ -256,6 +260,11 @@ def make_config() -> SimulationConfig:
     """As the flags say. Raises UsageError."""
     prefill, stages = instances_and_stages(FLAGS.prefill)
     model = ARCHITECTURES[FLAGS.model]
+    if stages > model.num_layers:
+        raise UsageError(
+            f"--prefill={FLAGS.prefill}: {stages} stages cannot share the {model.num_layers} layers of {FLAGS.model}; "
+            f"use {model.num_layers} at most"
+        )
     names = set(SimulationConfig.__dataclass_fields__) & set(FLAGS)
     values: dict[str, Any] = {name: FLAGS[name].value for name in names}
     if FLAGS.coupled and not FLAGS["policy"].present:
@@ -285,6 +294,11 @@ def _busy_cores(stages: int) -> dict[str, float]:
         return {}
     if stages > 1 or FLAGS.coupled:
         raise UsageError(f"--cores={FLAGS.cores:g} is for prefill instances of one stage and decoding instances only")
+    if FLAGS.without:
+        raise UsageError(
+            f"--without={','.join(FLAGS.without)}: with --cores all is as it was measured, of which no part can be "
+            "left out; leave out either"
+        )
     if FLAGS.cost in PROFILES:
         raise UsageError(f"--cores={FLAGS.cores:g} needs --cost=FILE of `mooncake-jax profile`, not {FLAGS.cost}")
     busy = read_cost_file(Path(FLAGS.cost), FLAGS.model).busy_cores
@@ -307,7 +321,8 @@ def _check_flags() -> None:
     check_scheduling_flags(FLAGS)
     check_mfu_flags(FLAGS)
     check_above_zero(FLAGS, "speed", "link_gbps", "cores")
-    for name in ("speed", "link_gbps", "cores"):
+    check_speed(FLAGS.speed, "--speed=")
+    for name in ("link_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
             raise UsageError(f"--{name}=inf: it must be a finite number")
     for part in FLAGS.without:

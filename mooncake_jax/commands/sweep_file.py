@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mooncake_jax.commands.scheduling_flags import check_speed
 from mooncake_jax.errors import UsageError
 
 Flags = dict[str, str]  # values by name, as a command line has them
 _TABLES = ("base", "axes", "cases", "goodput")
 _LEAST_TOLERANCE = 0.001
 _MOST_RUNS = 100_000
-_MOST_SPEED = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +149,7 @@ def _goodput(path: Path, tables: dict[str, Any]) -> GoodputSearch:
     if search.attainment > 1:
         raise UsageError(f"{path}: goodput.attainment = {search.attainment}: it is a share of requests, at most 1")
     for name in ("lowest", "highest"):
-        speed = getattr(search, name)
-        if not 1 / _MOST_SPEED <= speed <= _MOST_SPEED:
-            raise UsageError(
-                f"{path}: goodput.{name} = {speed}: it must be from {1 / _MOST_SPEED:g} to {_MOST_SPEED:g}"
-            )
+        check_speed(getattr(search, name), f"{path}: goodput.{name} = ")
     if not search.lowest < search.highest:
         raise UsageError(f"{path}: goodput.lowest = {search.lowest}: it must be below highest, {search.highest}")
     if search.tolerance < _LEAST_TOLERANCE:

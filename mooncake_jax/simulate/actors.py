@@ -21,8 +21,8 @@ def make_actors(config: SimulationConfig, cost: CostModel, time_limit: TimeLimit
     """Fresh ones, by node; cost: what Conductor believes of one node; time_limit: of each of its decisions. Raises
     UsageError where a policy or an admission cannot be loaded, or makes no sense with coupled instances.
     """
-    if config.stages > 1:
-        cost = GroupCost(cost, config.stages, config.prefill_chunk)
+    if config.cores is None and not config.coupled:  # else it takes what the cost model says, overlap or none included
+        cost = GroupCost(config, cost)
     dram = dict.fromkeys(config.prefill_nodes, config.dram_blocks)
     ssd = dict.fromkeys(config.prefill_nodes, config.ssd_blocks)
     conductor = make_conductor(config, Capacities(dram, ssd, config.bytes_per_token), cost, time_limit)

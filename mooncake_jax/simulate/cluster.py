@@ -122,7 +122,7 @@ class SimulatedCluster:
             }
             for node, hardware in self.decoding.items()
         }
-        elastic = {node: prefill[node] | decoding[node] for node in prefill if node in decoding}
+        elastic = {node: decoding[node] | prefill[node] for node in prefill if node in decoding}  # Send is prefill's
         return {CONDUCTOR: conductor, **prefill, **decoding, **elastic}
 
     def _coupled(self, hardware: CoupledHardware) -> dict[type, Callable[[Any, float], None]]:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from mooncake_jax.errors import UsageError
 from mooncake_jax.sched.messages import Message
 
 # Of the simulated hardware itself: called with the value it was asked for with, and the time.
@@ -15,7 +16,10 @@ Happening = Callable[[Any, float], None]
 
 
 class Events:
-    """now: the time of the latest event. soon: messages to be handled at that time, before anything else happens."""
+    """now: the time of the latest event. soon: messages to be handled at that time, before anything else happens.
+
+    Nothing can happen before now: UsageError tells that a cost is to blame, since only costs say how long things take.
+    """
 
     __slots__ = ("_asked", "_heap", "now", "soon")
 
@@ -27,12 +31,22 @@ class Events:
 
     def post(self, when: float, node: str, message: Message) -> None:
         """This node is to handle this message then."""
+        if not when >= self.now:  # nor is it a number
+            raise self._in_the_past(when)
         self._asked += 1
         heapq.heappush(self._heap, (when, self._asked, node, message))
 
     def at(self, when: float, happening: Happening, value: Any) -> None:
+        if not when >= self.now:
+            raise self._in_the_past(when)
         self._asked += 1
         heapq.heappush(self._heap, (when, self._asked, None, (happening, value)))
+
+    def _in_the_past(self, when: float) -> UsageError:
+        return UsageError(
+            f"--cost: something that begins at {self.now:.6g} s would end at {when:.6g} s: the cost is negative for "
+            "what this run asks of it; measure or fit it again for such lengths"
+        )
 
     @property
     def over(self) -> bool:

@@ -29,7 +29,8 @@ class Flow:
 @dataclass(slots=True)
 class Network:
     """rates: bytes per second that each node's NIC sends, and receives; latency: seconds that a transfer takes beside;
-    shared: whether transfers slow one another down. sent: bytes by sender.
+    shared: whether transfers slow one another down. sent: bytes by sender; carried: how many of them have arrived, of
+    transfers that share NICs.
     """
 
     events: Events
@@ -37,6 +38,7 @@ class Network:
     latency: float = 0.0
     shared: bool = True
     sent: dict[str, int] = field(default_factory=dict)
+    carried: float = 0.0
     _at: dict[Nic, dict[Flow, None]] = field(default_factory=dict)  # transfers that pass a NIC, in order of beginning
 
     def send(self, source: str, target: str, nbytes: int, now: float, arrived: Arrived) -> None:
@@ -66,7 +68,9 @@ class Network:
                 self._set(flow, rate, now)
 
     def _set(self, flow: Flow, rate: float, now: float) -> None:
-        flow.left -= flow.rate * (now - flow.since)
+        arrived = flow.rate * (now - flow.since)
+        flow.left -= arrived
+        self.carried += arrived
         flow.since, flow.rate = now, rate
         flow.estimate += 1
         self.events.at(now + max(flow.left, 0.0) / rate, self._end, (flow, flow.estimate))
@@ -87,6 +91,7 @@ class Network:
         flow, estimate = foretold
         if estimate != flow.estimate:  # its rate has changed since
             return
+        self.carried += flow.rate * (now - flow.since)
         alone = True
         for nic in flow.nics:
             passing = self._at[nic]

@@ -14,7 +14,7 @@ from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.messages import BlocksPromoted, BlocksReplicated, BlocksWritten, PrefillDone, PrefillStarted
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.events import Events
-from mooncake_jax.simulate.group import PrefillGroup
+from mooncake_jax.simulate.group import PrefillGroup, node_transfer
 from mooncake_jax.simulate.network import Network
 
 # Called with decoding instance, dispatch, request and time.
@@ -71,7 +71,7 @@ class PrefillHardware:
             return
         last = done
         if "overlap" not in self._config.without:
-            last += self._cost.transfer(nbytes // self._config.layers)
+            last += node_transfer(self._config, self._cost, nbytes // self._config.layers)
         self._network.send(self.node, action.decoding, nbytes, now, partial(self._arrived, action, last))
 
     def _arrived(self, action: RunPrefill, earliest: float, now: float) -> None:
