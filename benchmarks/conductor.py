@@ -20,6 +20,7 @@ from pathlib import Path
 from absl import flags
 from command import parse, run
 from table import Row, at_most, print_heads, print_row, row, write_json
+from traces import read_told
 
 from mooncake_jax.cache.pool import KVCachePool
 from mooncake_jax.cluster.time_limit import decision_time
@@ -32,9 +33,9 @@ from mooncake_jax.sched.decisions import Dispatch
 from mooncake_jax.sched.decoding_load import DecodingLoad
 from mooncake_jax.sched.kvcache_centric import KVCacheCentric
 from mooncake_jax.sched.prefill_queue import PrefillQueue
-from mooncake_jax.sched.scheduler import Scheduler
+from mooncake_jax.sched.scheduler import Scheduler, TimeLimit
 from mooncake_jax.sched.view import ClusterView, RequestView
-from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow, read_trace
+from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("trace", None, "Mooncake trace (JSONL) to decide on", flag_values=FLAGS)
@@ -57,14 +58,15 @@ def main(arguments: list[str]) -> int:
     instances = _instances()
     if FLAGS.trace is None:
         raise UsageError("--trace is missing: name a Mooncake trace, such as conversation_trace.jsonl")
-    trace = read_trace(FLAGS.trace, FLAGS.requests)
+    trace = read_told(FLAGS.trace, FLAGS.requests)
     rows: list[Row] = []
     print_heads()
-    for found in itertools.chain.from_iterable(decision_rows(trace, number) for number in instances):
-        print_row(found)
-        rows.append(found)
-        if FLAGS.json:
-            write_json(Path(FLAGS.json), rows)
+    with decision_time() as time_limit:
+        for found in itertools.chain.from_iterable(decision_rows(trace, number, time_limit) for number in instances):
+            print_row(found)
+            rows.append(found)
+            if FLAGS.json:
+                write_json(Path(FLAGS.json), rows)
     return 0
 
 
@@ -80,9 +82,9 @@ def _instances() -> list[int]:
     return numbers
 
 
-def decision_rows(trace: Sequence[TraceRow], instances: int) -> Iterator[Row]:
+def decision_rows(trace: Sequence[TraceRow], instances: int, time_limit: TimeLimit) -> Iterator[Row]:
     name, target = f"{instances} + {instances} instances", TARGETS.get(instances)
-    replay = _replayed(trace, instances, 1)
+    replay = _replayed(trace, instances, 1, time_limit)
     yield row(f"{name}: decision, median", _median(replay.decisions), "us", None, target)
     yield row(f"{name}: decision, P99", _micro(percentile(replay.decisions, 99)), "us")
     yield row(f"{name}: of it the match, median", _median(replay.matches), "us")
@@ -90,14 +92,14 @@ def decision_rows(trace: Sequence[TraceRow], instances: int) -> Iterator[Row]:
     held = sum(dram for dram, _ in replay.view.pool.blocks().values())
     yield row(f"{name}: blocks in the pool at the end", held, "blocks")
     yield row(f"{name}: requests rejected", replay.rejected_percent, "%")
-    replay = _replayed(trace, instances, OVERLOAD)
+    replay = _replayed(trace, instances, OVERLOAD, time_limit)
     yield row(f"{name}, {OVERLOAD} x load: decision, median", _median(replay.decisions), "us", None, target)
     yield row(f"{name}, {OVERLOAD} x load: decision, P99", _micro(percentile(replay.decisions, 99)), "us")
     yield row(f"{name}, {OVERLOAD} x load: requests rejected", replay.rejected_percent, "%")
 
 
-def _replayed(trace: Sequence[TraceRow], instances: int, load: float) -> "Replay":
-    replay = Replay(instances)
+def _replayed(trace: Sequence[TraceRow], instances: int, load: float, time_limit: TimeLimit) -> "Replay":
+    replay = Replay(instances, time_limit)
     for line in trace:
         replay.arrive(*_request(line, INSTANCES_OF_TRACE / instances / load))
     return replay
@@ -121,7 +123,7 @@ def _request(line: TraceRow, time_scale: float) -> tuple[Request, int]:
 class Replay:
     """A cluster that does in no time what the cost model says, and what its Conductor believes of it."""
 
-    def __init__(self, instances: int):
+    def __init__(self, instances: int, time_limit: TimeLimit):
         prefill = [f"prefill{i}" for i in range(instances)]
         self.view = ClusterView(
             prefill={node: PrefillQueue() for node in prefill},
@@ -132,7 +134,8 @@ class Replay:
             block_size=TRACE_BLOCK,
             bytes_per_token=BYTES_PER_TOKEN,
         )
-        self._scheduler = Scheduler(KVCacheCentric(), SLOCheck(), time_limit=decision_time)
+        self._time_limit = time_limit
+        self._scheduler = Scheduler(KVCacheCentric(), SLOCheck(), time_limit=time_limit)
         self._free = dict.fromkeys(prefill, 0.0)
         self._events: list[tuple] = []  # (when, number, what, its arguments)
         self._numbers = itertools.count()
@@ -152,7 +155,7 @@ class Replay:
         self.view.pool.match(request.block_keys)
         matched = time.perf_counter()
         for _ in ("policy", "admission"):
-            with decision_time():
+            with self._time_limit:
                 pass
         self.limits.append(time.perf_counter() - matched)
         self.matches.append(matched - decided)

@@ -22,10 +22,10 @@ from pathlib import Path
 from absl import flags
 from command import parse, run
 from table import Row, at_most, print_heads, print_row, row, write_json
+from traces import read_told
 
 from mooncake_jax.commands import simulate
 from mooncake_jax.errors import UsageError
-from mooncake_jax.workload.trace import read_trace
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("trace", None, "Mooncake trace (JSONL) to simulate", flag_values=FLAGS)
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
     if FLAGS.trace is None:
         raise UsageError("--trace is missing: name a Mooncake trace, such as conversation_trace.jsonl")
-    requests = len(read_trace(FLAGS.trace, FLAGS.limit))
+    requests = len(read_told(FLAGS.trace, FLAGS.limit))
     rows: list[Row] = []
     print_heads()
     for found in simulator_rows(FLAGS.trace, requests, FLAGS.repeats):

@@ -32,12 +32,15 @@ CLUSTER = {"prefill": 2, "decode": 1, "device_kv_tokens": 16384, "max_batch": 8,
 # Of each figure: how near the simulation is to come (part of the real one's).
 TOLERANCE = {"mean TTFT": 0.2, "P90 TTFT": 0.2, "mean TBT": 0.2, "tokens/s": 0.1}
 
+# Those that this process may use: in a container, or under taskset, fewer than the machine has.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("model", "smollm2-135m", "a model's name", flag_values=FLAGS)
 flags.DEFINE_string("cost", None, "cost file of this machine (default: measure it first)", flag_values=FLAGS)
 flags.DEFINE_integer("requests", 100, "how many", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_float("load", 0.6, "share of the time that requests, one by one, would take", flag_values=FLAGS)
-flags.DEFINE_integer("cores", os.cpu_count(), "of this machine", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_integer("cores", CORES, "of this machine, for the simulation", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "of the workload", flag_values=FLAGS)
 flags.DEFINE_string("out", "results/sim_vs_real", "folder for the results", flag_values=FLAGS)
 

@@ -28,6 +28,7 @@ def trace(tmp_path):
         for turn in range(3)
         for talk in range(20)
     ]
+    lines[0]["source"] = "SURROGATE of a trace"
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -35,10 +36,10 @@ def trace(tmp_path):
 
 def test_each_number_of_instances_has_its_rows(trace, tmp_path):
     file = tmp_path / "rows.json"
-    code, (heads, *lines), errors = run(f"--trace={trace}", "--instances=2,16", f"--json={file}")
+    code, (source, heads, *lines), errors = run(f"--trace={trace}", "--instances=2,16", f"--json={file}")
     assert code == 0, errors
     rows = {row["name"]: row for row in json.loads(file.read_text())}
-    assert len(rows) == len(lines) == 18
+    assert len(rows) == len(lines) == 18 and source == f"{trace}: SURROGATE of a trace"
     assert heads.split()[0] == "figure"
     assert rows["16 + 16 instances: decision, median"]["target"] == "<= 40"
     assert rows["2 + 2 instances: decision, median"]["target"] is None

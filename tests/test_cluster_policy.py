@@ -21,6 +21,8 @@ class Second:
             raise ValueError("fifty")
         if request.prompt_tokens == 60:
             time.sleep(1.5)
+        if request.prompt_tokens == 55:
+            raise KeyboardInterrupt
         if request.prompt_tokens == 70:
             return Dispatch("prefill7", "decode0", 0.0, 0.0)
         return dispatch_to(list(view.prefill)[1], request, view, now)
@@ -40,22 +42,24 @@ def own(tmp_path, monkeypatch):
 
 
 def test_own_policy_and_admission_on_real_ranks(own, tmp_path):
-    lengths = {"a": 40, "raises": 50, "sleeps": 60, "errs": 70, "b": 40, "unimportant": 40}
+    lengths = {"a": 40, "raises": 50, "interrupts": 55, "sleeps": 60, "errs": 70, "b": 40, "unimportant": 40}
     prompts = [prompt(name, tokens, priority=9, arrival_s=0) for name, tokens in lengths.items()]
     prompts[-1]["priority"] = 4
     path = write_prompts(tmp_path / "prompts.jsonl", prompts)
     names = ("--policy=own_cluster_policies:Second", "--admission=own_cluster_policies:Important")
     run = replay(tmp_path / "out", TINY, f"--prompts={path}", *names)
     rows = run.rows()
-    assert [rows[name]["status"] for name in lengths] == [COMPLETED, FAILED, FAILED, FAILED, COMPLETED, REJECTED]
+    assert [rows[name]["status"] for name in lengths] == [COMPLETED, *[FAILED] * 4, COMPLETED, REJECTED]
     assert rows["a"]["prefill_instance"] == rows["b"]["prefill_instance"] == "prefill1"
     assert rows["raises"]["reason"] == "policy own_cluster_policies:Second raised ValueError: fifty"
+    assert rows["interrupts"]["reason"] == "policy own_cluster_policies:Second raised KeyboardInterrupt"
     assert rows["sleeps"]["reason"] == "policy own_cluster_policies:Second took longer than 1 s"
     told = "policy own_cluster_policies:Second chose 'prefill7', which is no prefill instance here"
     assert rows["errs"]["reason"] == told and run.code == 1
     assert rows["unimportant"]["reason"] == "priority 4 is below 5"
     settings = ActorSettings.from_json(run.summary()["settings"])
-    assert replayed_differences(run, settings.actors(decision_time)) == []
+    with decision_time() as time_limit:
+        assert replayed_differences(run, settings.actors(time_limit)) == []
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_a_surrogate_says_so_wherever_it_is_used(capsys):
     assert "SURROGATE of the report's trace" in capsys.readouterr().out
     rows, source = read_sourced("surrogate-report.jsonl")
     assert len(rows) == 60 and source.startswith("SURROGATE")
+    assert source.endswith("; 60 requests: it fits those figures at 23,608 only")
     assert run(["trace", "stats", "surrogate-report.jsonl", "--policies=lru"]) == 0
     assert "SURROGATE" in capsys.readouterr().out
     assert run(["simulate", "--trace=surrogate-report.jsonl", "--out=run"]) == 0
@@ -141,6 +142,52 @@ def test_get_tells_what_failed(monkeypatch, capsys):
     assert "127.0.0.1:9/absent.jsonl: cannot be downloaded" in error and "bring the file" in error
     assert "trace get: name one or more of conversation, synthetic" in fails(capsys, "get")
     assert "trace get other: there is no such trace" in fails(capsys, "get", "other")
+
+
+def test_get_goes_on_after_one_that_failed(monkeypatch, tmp_path, capsys):
+    kept = tmp_path / "traces" / "kept.jsonl"
+    kept.parent.mkdir()
+    kept.write_text("whole")
+    monkeypatch.setitem(RELEASED, "absent", Released("http://127.0.0.1:9/absent.jsonl", "nobody listens there"))
+    monkeypatch.setitem(RELEASED, "kept", Released("http://127.0.0.1:9/kept.jsonl", "is there"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert run(["trace", "get", "absent", "kept", "absent"]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("traces/kept.jsonl  SHA-256 ") and told.out.count("\n") == 1
+    assert (
+        told.err.count("absent.jsonl: cannot be downloaded") == 2 and "getting http://127.0.0.1:9/kept" not in told.err
+    )
+
+
+def test_too_many_requests_are_refused_at_once(capsys):
+    for name in ("l-eval", "surrogate-report"):
+        error = fails(capsys, "generate", name, "--requests=10000000000")
+        assert "--requests=10000000000: must be an integer from 1 to 1,000,000" in error
+
+
+def test_times_of_a_short_trace_are_told_apart(capsys):
+    with open("short.jsonl", "w") as file:
+        for timestamp in range(0, 5000, 250):
+            row = {"timestamp": timestamp, "input_length": 10, "output_length": 1, "hash_ids": [1]}
+            file.write(json.dumps(row) + "\n")
+    assert run(["trace", "stats", "short.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert "20 requests in 4.75 s" in out
+    times = [line.split()[0] for line in out.partition("arrivals over time")[2].splitlines()[1:]]
+    assert times[:3] == ["0.00", "0.24", "0.47"] and len(set(times)) == len(times) == 20
+
+
+def test_stats_compare_policies_where_they_are_asked_to(small, capsys):
+    assert run(["trace", "stats", str(small)]) == 0
+    out = capsys.readouterr().out
+    assert "lru " in out and "sieve" not in out
+
+
+def test_convert_refuses_times_beyond_azures_format(capsys):
+    with open("late.jsonl", "w") as file:
+        file.write('{"timestamp": 9e15, "input_length": 10, "output_length": 1, "hash_ids": [1]}\n')
+    error = fails(capsys, "convert", "late.jsonl", "z.csv")
+    assert "z.csv: cannot be written: timestamp 9000000000000000.0 of request 0 (counted from 0) lies beyond" in error
 
 
 def test_actions_are_named(capsys):

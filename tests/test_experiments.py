@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,15 @@ def test_bad_flags_end_with_one_line(tmp_path, flag, complaint):
     assert done.returncode == 2
     assert done.stderr.startswith("experiments/arxiv_fig07.py: ") and complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no such call on this system")
+def test_sim_vs_real_counts_the_cores_that_it_may_use():
+    script = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); import sim_vs_real as s"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}; print(s.CORES)"], capture_output=True, text=True, cwd=FOLDER
+    )
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
 
 
 @pytest.mark.parametrize(

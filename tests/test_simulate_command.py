@@ -10,9 +10,12 @@ import pytest
 
 from mooncake_jax.__main__ import run
 from mooncake_jax.commands import simulate
+from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.sched.cost_file import CostFile, CostRange, write_cost_file
 from mooncake_jax.sched.profiles import PROFILES, roofline
+from mooncake_jax.simulate.traces import keyed_requests
+from mooncake_jax.workload.trace import read_trace
 
 
 @pytest.fixture(autouse=True)
@@ -152,11 +155,21 @@ def test_large_hash_ids_are_kept_apart(tmp_path):
     assert [row["reused_tokens"] for row in rows(tmp_path / "out")] == [0, 0, 1023]
 
 
-def test_a_block_twice_in_a_prompt_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("ids", "problem"),
+    [
+        ([7, 7], "field hash_ids names block 7 twice; correct it"),
+        ([7, 2**64], f"hash id {2**64} has more than 64 bits; number the trace's blocks anew"),
+    ],
+)
+def test_hash_ids_that_cannot_be_are_told_with_their_line(tmp_path, capsys, ids, problem):
     path = tmp_path / "trace.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 1024, "output_length": 2, "hash_ids": [7, 7]}\n')
+    good, bad = ({"timestamp": 0, "input_length": 1024, "output_length": 2, "hash_ids": each} for each in ([1, 2], ids))
+    path.write_text(f"{json.dumps(good)}\n\n{json.dumps(bad)}\n")
     assert run(["simulate", f"--trace={path}", f"--out={tmp_path / 'out'}"]) == 2
-    assert "hash_ids of request 0 (counted from 0) name a block twice" in capsys.readouterr().err
+    assert f"simulate: {path}, line 3: {problem}" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=f"^request 1 .counted from 0.: {problem[:12]}"):
+        keyed_requests(read_trace(path))
 
 
 @pytest.mark.parametrize(
@@ -174,6 +187,8 @@ def test_a_block_twice_in_a_prompt_is_refused(tmp_path, capsys):
         (["--cost=none"], "cost 'none' is neither a file nor one of"),
         (["--without=cache"], "there is no part 'cache'"),
         (["--dram_mib=1"], "--dram_mib=1 does not hold one block, 160.0 MiB"),
+        (["--dram_mib=99999999999999999"], "--dram_mib=99999999999999999 on 8 prefill instances makes"),
+        (["--ssd_mib=1" + "0" * 30], "and at most 33,554,432 can be simulated: lower it"),
         (["--device_kv_tokens=100"], "--device_kv_tokens=100"),
         (["--policy=best"], "--policy=best"),
         (["--coupled=-1"], "--coupled=-1: it must be at least 0"),
@@ -280,3 +295,18 @@ def test_coupled_instances_by_their_flags(trace, tmp_path):
         assert summary["hardware"]["prefill_compute_s_mean"] > 0
         assert (summary["reuse_share"] > 0) == (mode == "prefix_cache")
         assert run(["verify-replay", str(out)]) == 0
+
+
+def test_a_policy_that_never_answers_fails_its_request(trace, tmp_path, monkeypatch):
+    (tmp_path / "own_endless.py").write_text(
+        "from mooncake_jax.sched.policies import LoadBalancing\n"
+        "class Endless(LoadBalancing):\n"
+        "    def choose(self, request, view, now):\n"
+        "        while request.id == '1': pass\n"
+        "        return super().choose(request, view, now)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = tmp_path / "out"
+    assert run(["simulate", f"--trace={trace}", "--limit=3", "--policy=own_endless:Endless", f"--out={out}"]) == 1
+    reasons = {row["id"]: row["reason"] for row in rows(out)}
+    assert reasons == {"0": None, "1": "policy own_endless:Endless took longer than 1 s", "2": None}

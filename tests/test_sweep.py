@@ -42,7 +42,7 @@ def test_two_jobs_equal_one_job_byte_for_byte_and_rows_are_what_simulate_says(tm
     assert float(found[1]["requests_per_s"]) == pytest.approx(10)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path, ending):
     path, out = write_sweep(tmp_path, GRID), tmp_path / "out"
     stopped = subprocess.Popen(command(path, "--jobs=1", f"--out={out}"), stderr=subprocess.PIPE, text=True)
@@ -54,7 +54,7 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path, ending):
     errors = stopped.communicate(timeout=60)[1]
     done = sorted((out / "runs").glob("*.json"))
     assert first in done and all(json.loads(file.read_text())["summary"] for file in done)
-    if ending == signal.SIGINT:
+    if ending != signal.SIGKILL:
         assert stopped.returncode == 130 and errors.count("\n") == 1
         assert f"interrupted; start it again to go on: what is done is in {out}" in errors
         assert len(rows(out)) == len(done)
@@ -65,8 +65,65 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path, ending):
     assert not list((out / "runs").glob(".*"))
 
 
+SLOW = """
+import os, pathlib, time
+from mooncake_jax.sched.policies import RoundRobin
+
+class Waiting(RoundRobin):
+    def choose(self, request, view, now):
+        pathlib.Path(os.environ["WAITING"]).write_text(str(os.getpid()))
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_runs_end_with_their_sweep(tmp_path, monkeypatch, ending):
+    (tmp_path / "own_waiting.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    monkeypatch.setenv("WAITING", str(tmp_path / "waiting"))
+    path = write_sweep(tmp_path, base='policy = "own_waiting:Waiting"')
+    stopped = subprocess.Popen(command(path, f"--out={tmp_path / 'out'}"), stderr=subprocess.DEVNULL)
+    child = wait_for(lambda: int((tmp_path / "waiting").read_text()))
+    os.kill(stopped.pid, ending)
+    stopped.wait(60)
+    try:
+        wait_for(lambda: not is_running(child) or None)
+    finally:
+        if is_running(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def wait_for(find):
+    """What it finds, within a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if (found := find()) is not None:
+                return found
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.02)
+    raise TimeoutError
+
+
+def is_running(process):
+    """An orphan that nobody waits for stays, dead, where init does not reap."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False)
+    return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
+
+
+def test_a_run_of_another_version_of_the_code_is_run_again(tmp_path):
+    path, out = write_sweep(tmp_path, "[axes]\nspeed = [1, 2]", "limit = 2"), tmp_path / "out"
+    assert sweep(path, f"--out={out}")[0] == 0
+    before = rows(out)
+    for place, text in enumerate(['{"reason": null, "summary": {}}', '{"reason": null, "summary": null}']):
+        (out / "runs" / f"0000{place}.json").write_text(text)
+    code, _, errors = sweep(path, f"--out={out}")
+    assert (code, errors) == (0, "") and rows(out) == before
+
+
 OWN = """
-import os, signal
+import os, signal, sys
 from mooncake_jax.sched.policies import RoundRobin
 
 class Dying(RoundRobin):
@@ -75,7 +132,8 @@ class Dying(RoundRobin):
 
 class Exiting(RoundRobin):
     def choose(self, request, view, now):
-        raise SystemExit("out of luck")
+        print("out of luck", file=sys.stderr, flush=True)
+        os._exit(1)
 """
 
 

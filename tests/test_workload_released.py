@@ -62,6 +62,15 @@ def test_a_trace_is_brought_once(tmp_path, checksum):
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_download_is_told_before_it_begins_and_a_kept_copy_never(tmp_path):
+    begun = []
+    with server() as (base, asked):
+        for _ in range(2):
+            trace = Released(f"{base}/some_trace.jsonl", "", sha256=SHA256)
+            fetch_trace(trace, tmp_path, lambda done, total: None, lambda: begun.append(len(asked)))
+    assert begun == [0]
+
+
 def test_a_damaged_copy_is_brought_again(tmp_path):
     (tmp_path / "some_trace.jsonl").write_bytes(CONTENT[:-1])
     with server() as (base, asked):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,11 @@ from mooncake_jax.sched.cost_file import cost_from_json, cost_to_json
 from mooncake_jax.sched.cost_padded import PaddedCost
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits, StepCost
 from mooncake_jax.sched.elastic_instance import together
-from mooncake_jax.sched.making import Capacities, TimeLimit, make_conductor
+from mooncake_jax.sched.making import Capacities, make_conductor
 from mooncake_jax.sched.messages import CONDUCTOR
 from mooncake_jax.sched.plugins import SERVING_ALL
 from mooncake_jax.sched.prefill import PrefillInstance
+from mooncake_jax.sched.scheduler import NO_TIME_LIMIT, TimeLimit
 from mooncake_jax.sched.serve import Actor
 
 LIMITS = ("ttft_slo", "tbt_slo", "kvcache_balancing_threshold")  # JSON has no infinity: written as null
@@ -39,7 +39,7 @@ class ActorSettings:
     bytes_per_token: int
     stop_ids: tuple[int, ...]
 
-    def actors(self, time_limit: TimeLimit = nullcontext) -> dict[str, Actor]:
+    def actors(self, time_limit: TimeLimit = NO_TIME_LIMIT) -> dict[str, Actor]:
         """Fresh actors, by node. time_limit: of each of Conductor's decisions; in a cluster that of time_limit.py."""
         prefill = {node: prefill_instance(node, self.config) for node in self.config.prefill_nodes}
         decoding = {
@@ -51,7 +51,7 @@ class ActorSettings:
     def _step_cost(self, node: str) -> StepCost:
         return measured_steps(self.steps[node]) if node in self.steps else self.cost
 
-    def conductor(self, time_limit: TimeLimit = nullcontext) -> Conductor:
+    def conductor(self, time_limit: TimeLimit = NO_TIME_LIMIT) -> Conductor:
         capacities = Capacities(self.slots, self.ssd_blocks, self.bytes_per_token)
         return make_conductor(self.config, capacities, self.cost, time_limit)
 

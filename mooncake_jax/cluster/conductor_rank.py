@@ -47,7 +47,7 @@ from mooncake_jax.sched.messages import (
 from mooncake_jax.sched.serve import serve
 
 STOP_DEADLINE_S = 5.0
-WRITE_BEHIND_S = 5.0  # after the last request has ended, for what SSDs are still to keep
+WRITE_BEHIND_S = 30.0  # after the last request has ended, for what SSDs are still to keep
 INTERRUPTED_DEADLINE_S = 1.5
 
 

@@ -78,8 +78,8 @@ def _conduct(rank: ConductorRank, make_plan: Callable[[int], Plan]) -> int:
         _check_models(plan, ready)
         ssd = _ssd_contents(plan, ready)
         settings = _settings(plan, ready, ssd)
-        conductor = settings.conductor(decision_time)
-        with Progress(len(plan.requests)) as progress:
+        with decision_time() as time_limit, Progress(len(plan.requests)) as progress:
+            conductor = settings.conductor(time_limit)
             duration = rank.run(conductor, plan.requests, plan.limits, ssd, results, progress)
     except UsageError as error:
         _complain(str(error))

@@ -16,6 +16,8 @@ _ONLY_WITH = (
     ("decoding_time_s", "admission", ("early-predicted",)),
 )
 
+_LEAST_SPEED, _MOST_SPEED = 1e-3, 1e3
+
 
 def define_scheduling_flags(values: flags.FlagValues) -> None:
     kwargs = {"flag_values": values}
@@ -81,6 +83,12 @@ def check_at_least(values: flags.FlagValues, least: int, *names: str) -> None:
     for name in names:
         if not least <= values[name].value < math.inf:
             raise UsageError(f"--{name}={values[name].value}: it must be at least {least}")
+
+
+def check_speed(speed: float, asked_by: str) -> None:
+    """asked_by: what the value follows in the error. Raises UsageError."""
+    if not _LEAST_SPEED <= speed <= _MOST_SPEED:
+        raise UsageError(f"{asked_by}{speed:g}: use {_LEAST_SPEED:g} to {_MOST_SPEED:g}")
 
 
 def check_above_zero(values: flags.FlagValues, *names: str, unit: str = "") -> None:

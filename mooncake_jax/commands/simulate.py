@@ -17,6 +17,7 @@ from absl import flags
 from mooncake_jax import metrics
 from mooncake_jax.cluster.record import Recorded, protocol
 from mooncake_jax.cluster.results import Results, check_writable
+from mooncake_jax.cluster.time_limit import decision_time
 from mooncake_jax.commands.cost_use import check_used
 from mooncake_jax.commands.mfu_flags import check_mfu_flags, define_mfu_flags, node_peak_flops, simulated_mfu
 from mooncake_jax.commands.progress import WorkProgress
@@ -25,9 +26,11 @@ from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
     check_scheduling_flags,
+    check_speed,
     define_scheduling_flags,
     instances_and_stages,
 )
+from mooncake_jax.commands.simulate_memory import check_memory
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.report import print_results
@@ -64,7 +67,6 @@ _SEPARATE = (
     "recheck",
 )
 _COUPLED = ("coupled_mode", "token_budget")
-_LEAST_SPEED, _MOST_SPEED = 1e-3, 1e3
 _EVERY = 100  # requests between two looks of the progress bar
 
 
@@ -169,7 +171,7 @@ def prepare(config: SimulationConfig) -> Simulation:
     """With the costs and the trace that the flags name. Raises UsageError."""
     cost, believed = check_loadable(config)
     rows, source = read_rows(FLAGS.trace, "simulate", FLAGS.limit)
-    requests = keyed_requests(rows, FLAGS.speed)
+    requests = keyed_requests(rows, FLAGS.speed, FLAGS.trace)
     _check_costs(config, {"cost": cost} | ({"believed_cost": believed} if FLAGS.believed_cost else {}), requests)
     return Simulation(config, cost, believed, requests, source)
 
@@ -202,7 +204,9 @@ def run_simulation(
     config, cost, requests = simulation.config, simulation.cost, simulation.requests
     gc.disable()  # a run makes millions of objects, and no cycles of them
     try:
-        return simulate(config, cost, requests, believed=simulation.believed, ended=ended, host=host, check=FLAGS.check)
+        with decision_time() as time_limit:
+            options = {"believed": simulation.believed, "check": FLAGS.check, "time_limit": time_limit}
+            return simulate(config, cost, requests, ended=ended, host=host, **options)
     finally:
         gc.enable()
 
@@ -280,11 +284,7 @@ def make_config() -> SimulationConfig:
         }
         | _busy_cores(stages)
     )
-    block = config.bytes_per_token * config.block_size // stages
-    if config.dram_blocks < 1 and not config.coupled:
-        raise UsageError(f"--dram_mib={FLAGS.dram_mib} does not hold one block, {block / 2**20:.1f} MiB: raise it")
-    if config.decoding_pages < 1:
-        raise UsageError(f"--device_kv_tokens={FLAGS.device_kv_tokens} is less than a block of {TRACE_BLOCK}: raise it")
+    check_memory(FLAGS, config)
     return config
 
 
@@ -328,12 +328,6 @@ def _check_flags() -> None:
     for part in FLAGS.without:
         if part not in PARTS:
             raise UsageError(f"--without: there is no part {part!r}; use some of {','.join(PARTS)}")
-
-
-def check_speed(speed: float, asked_by: str) -> None:
-    """asked_by: what the value follows in the error. Raises UsageError."""
-    if not _LEAST_SPEED <= speed <= _MOST_SPEED:
-        raise UsageError(f"{asked_by}{speed:g}: use {_LEAST_SPEED:g} to {_MOST_SPEED:g}")
 
 
 def _check_coupled() -> None:

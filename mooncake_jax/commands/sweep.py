@@ -5,6 +5,7 @@ combination, how fast the trace may be replayed while enough requests meet their
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -102,6 +103,15 @@ def _ends(bracket: sweep_goodput.Bracket, rows: dict[float, Row]) -> Row:
 
 
 def main(arguments: list[str]) -> int:
+    """SIGTERM interrupts it as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _main(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _main(arguments: list[str]) -> int:
     files = FLAGS(["sweep", *arguments])[1:]
     if len(files) != 1:
         raise UsageError(f"sweep {' '.join(files)}: name one TOML file; docs/sweeps.md describes it")

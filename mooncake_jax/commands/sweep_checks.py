@@ -14,9 +14,11 @@ from absl import flags
 from mooncake_jax.commands import simulate
 from mooncake_jax.commands.sweep_file import Flags, SweepFile
 from mooncake_jax.errors import UsageError
+from mooncake_jax.simulate.config import SimulationConfig
 
 _OF_ONE_RUN = ("out", "events")  # a sweep has results of its own
 _SOUGHT = "speed"
+_IN_CONFIG = ("dram_mib", "ssd_mib", "link_gbps")  # flags that SimulationConfig has in other units
 # What decides whether the trace can be read, and the costs used: it is done but once for each.
 _OF_WORK = ("trace", "limit", "cost", "believed_cost", "prefill", "max_batch", "device_kv_tokens", "drop_over")
 _NAME_FILES = ("trace", "cost", "believed_cost")
@@ -27,9 +29,8 @@ def check_flags(file: SweepFile, goodput: bool) -> None:
     for table, names in (("base", file.base), ("cases", file.cases[0]), ("axes", file.axes)):
         for name in names:
             _check_name(f"{file.path}: {table}.{name}", name, goodput)
-    for name in ("lowest", "highest") if goodput else ():
-        simulate.check_speed(getattr(file.goodput, name), f"{file.path}: goodput.{name} = ")
     read: set[tuple] = set()
+    runs: dict[tuple, Flags] = {}
     for combination in file.combinations():
         try:
             config = simulate.parse([f"--{name}={value}" for name, value in (file.base | combination).items()])
@@ -40,8 +41,17 @@ def check_flags(file: SweepFile, goodput: bool) -> None:
         except (UsageError, flags.Error) as error:
             at = f" with {_shown(combination)}" if combination else ""
             raise UsageError(f"{file.path}{at}: {error}") from None
+        same = runs.setdefault((config, _others(config)), combination)
+        if same is not combination:
+            raise UsageError(f"{file.path}: {_shown(combination)} is the same run as {_shown(same)}; keep one of them")
         if goodput and config.ttft_slo == config.tbt_slo == math.inf:
             raise UsageError(f"{file.path}: --goodput needs ttft_slo or tbt_slo, which every request meets without")
+
+
+def _others(config: SimulationConfig) -> str:
+    """What flags say beside the configuration that they make."""
+    inside = {*config.__dataclass_fields__, *_IN_CONFIG}
+    return repr([simulate.FLAGS[name].value for name in simulate.FLAGS if name not in inside])
 
 
 def _check_name(key: str, name: str, goodput: bool) -> None:

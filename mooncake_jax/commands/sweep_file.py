@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mooncake_jax.commands.scheduling_flags import check_speed
 from mooncake_jax.errors import UsageError
 
 Flags = dict[str, str]  # values by name, as a command line has them
@@ -147,6 +148,8 @@ def _goodput(path: Path, tables: dict[str, Any]) -> GoodputSearch:
     search = GoodputSearch(**{name: float(value) for name, value in table.items()})
     if search.attainment > 1:
         raise UsageError(f"{path}: goodput.attainment = {search.attainment}: it is a share of requests, at most 1")
+    for name in ("lowest", "highest"):
+        check_speed(getattr(search, name), f"{path}: goodput.{name} = ")
     if not search.lowest < search.highest:
         raise UsageError(f"{path}: goodput.lowest = {search.lowest}: it must be below highest, {search.highest}")
     if search.tolerance < _LEAST_TOLERANCE:

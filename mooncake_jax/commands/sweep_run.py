@@ -1,11 +1,13 @@
 """One run of a sweep, a process of its own: `python -m mooncake_jax.commands.sweep_run FILE --flags of simulate`.
 
-FILE appears whole, with the run's summary or the reason why it failed, or not at all.
+FILE appears whole, with the run's summary or the reason why it failed, or not at all. The process ends when its
+standard input does: the sweep holds the other end, and may be killed.
 """
 
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,14 @@ def write_result(path: Path, value: dict[str, Any]) -> None:
     partial.replace(path)
 
 
+def _end_with_sweep() -> None:
+    while os.read(0, 1):  # not by sys.stdin, whose lock the interpreter wants when it ends
+        pass
+    os._exit(130)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_sweep, daemon=True).start()
     try:
         main(Path(sys.argv[1]), sys.argv[2:])
     except KeyboardInterrupt:  # its sweep says so

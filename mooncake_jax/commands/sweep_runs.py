@@ -1,7 +1,9 @@
 """The runs of a sweep, so many at a time, each a process of its own with a file of its own.
 
-A run that has its file is not run again, unless it failed. What comes of a run does not depend on which others run
-beside it. Knows nothing of why which run comes next: a Search says so, told how the one before has ended.
+A run that has its file is not run again, unless it failed or another version of the code wrote it. A run ends with its
+sweep, even a killed one: the other end of its standard input is held here and nowhere else. What comes of a run does
+not depend on which others run beside it. Knows nothing of why which run comes next: a Search says so, told how the one
+before has ended.
 """
 
 import json
@@ -17,6 +19,7 @@ from typing import IO, Any
 
 from mooncake_jax.commands.sweep_file import Flags
 from mooncake_jax.commands.sweep_run import failed, write_result
+from mooncake_jax.commands.sweep_table import has_figures
 
 _LOOK_S = 0.05  # between two looks at what has ended
 _END_S = 5.0  # for a process to end once asked to
@@ -48,6 +51,10 @@ class _Running:
     search: Search
     order: Order
     errors: IO[bytes]
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.errors.close()
 
 
 class Runs:
@@ -95,7 +102,7 @@ class Runs:
         arguments = [f"--{name}={value}" for name, value in order.flags.items()]
         module = "mooncake_jax.commands.sweep_run"
         command = [sys.executable, "-m", module, str(self._file(order)), *arguments]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": errors}
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": errors}
         self._running.append(_Running(subprocess.Popen(command, **streams), search, order, errors))
 
     def _look(self) -> None:
@@ -104,7 +111,7 @@ class Runs:
             self._running.remove(running)
             self._done += 1
             result = self._stored(running.order, failures=True) or self._died(running)
-            running.errors.close()
+            running.close()
             order = self._missing(running.search, self._tell(running.search, result))
             if order is not None:
                 self._start(running.search, order)
@@ -121,13 +128,17 @@ class Runs:
         return Result(None, reason)
 
     def _stored(self, order: Order, failures: bool = False) -> Result | None:
-        """What its file says; None if there is none, or it says that the run failed and these are not asked for."""
+        """What its file says; None if there is none, if it lacks figures, or if it says that the run failed and these
+        are not asked for.
+        """
         try:
             fields = json.loads(self._file(order).read_bytes())
             result = Result(fields["summary"], fields["reason"])
         except (OSError, ValueError, LookupError, TypeError):
             return None
-        return result if failures or result.reason is None else None
+        if result.reason is not None:
+            return result if failures else None
+        return result if has_figures(result.summary) else None
 
     def _file(self, order: Order) -> Path:
         return self._folder / f"{order.name}.json"
@@ -142,6 +153,6 @@ class Runs:
             except subprocess.TimeoutExpired:
                 running.process.kill()
                 running.process.wait()
-            running.errors.close()
+            running.close()
             if (result := self._stored(running.order)) is not None:
                 self._tell(running.search, result)

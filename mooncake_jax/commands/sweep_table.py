@@ -41,6 +41,14 @@ def figures(summary: dict[str, Any] | None) -> Row:
     return row
 
 
+def has_figures(summary: Any) -> bool:
+    """Whether it is a run's summary that lacks none of them, as another version of the code may have written."""
+    try:
+        return isinstance(summary, dict) and bool(figures(summary))
+    except (LookupError, TypeError):
+        return False
+
+
 def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """Whole or not at all. What a row lacks is empty."""
     text = io.StringIO()

@@ -7,7 +7,7 @@ trace convert IN OUT             between Azure's CSV and Mooncake's JSONL
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -19,21 +19,25 @@ from mooncake_jax.commands.reading import read_rows, warned
 from mooncake_jax.commands.trace_stats import print_stats
 from mooncake_jax.errors import UsageError
 from mooncake_jax.workload.azure import read_azure, write_azure
+from mooncake_jax.workload.checks import require_requests
 from mooncake_jax.workload.contexts import contexts_name, with_contexts
 from mooncake_jax.workload.poisson import WORKLOADS, poisson_rows, workload_name
-from mooncake_jax.workload.released import RELEASED, fetch_trace
+from mooncake_jax.workload.released import RELEASED, Released, fetch_trace
 from mooncake_jax.workload.surrogate import RATE, REQUESTS, SHAPES, SURROGATE, surrogate_name, surrogate_rows
 from mooncake_jax.workload.trace import TraceRow, write_trace
 
 FLAGS = flags.FlagValues()
+EXIT_REFUSED = 2  # as for all that a UsageError ends
 _ACTIONS = ("stats", "get", "generate", "convert")
 _POISSON_REQUESTS = 1000
+_MANY = 100_000  # requests that take seconds to make
+_EVERY = 1000  # rows between two looks of the progress bar
 
 
 def _define() -> None:
     kwargs = {"flag_values": FLAGS}
     flags.DEFINE_list("capacities", TABLE_1, "stats: sizes of the pool in blocks; inf: without limit", **kwargs)
-    flags.DEFINE_list("policies", list(POLICY_NAMES), "stats: some of the default; see cache/eviction.py", **kwargs)
+    flags.DEFINE_list("policies", ["lru"], f"stats: some of {', '.join(POLICY_NAMES)}", **kwargs)
     flags.DEFINE_string("plot", None, "stats: a picture file, as stats.png (takes matplotlib)", **kwargs)
     flags.DEFINE_string("dir", "traces", "get: folder to keep them in", **kwargs)
     flags.DEFINE_string("out", None, "generate: file to write (default: NAME.jsonl)", **kwargs)
@@ -71,14 +75,24 @@ def _get(names: list[str]) -> int:
         _known(name, RELEASED, "trace get")
     if not names:
         raise UsageError(f"trace get: name one or more of {', '.join(RELEASED)}")
+    code = 0
     for name in names:
-        trace = RELEASED[name]
+        try:
+            _bring(RELEASED[name])
+        except UsageError as error:
+            print(f"mooncake-jax trace: {' '.join(str(error).split())}", file=sys.stderr)
+            code = EXIT_REFUSED
+    return code
+
+
+def _bring(trace: Released) -> None:
+    def begun() -> None:
         print(f"getting {trace.url} ({trace.about})", file=sys.stderr, flush=True)
-        with WorkProgress("downloading", "downloaded") as progress:
-            path, digest = fetch_trace(trace, Path(FLAGS.dir), progress.update)
-        checked = "as published" if trace.sha256 or trace.git_blob else "no checksum of it is known to compare"
-        print(f"{path}  SHA-256 {digest}, {checked}")
-    return 0
+
+    with WorkProgress("downloading", "downloaded") as progress:
+        path, digest = fetch_trace(trace, Path(FLAGS.dir), progress.update, begun)
+    checked = "as published" if trace.sha256 or trace.git_blob else "no checksum of it is known to compare"
+    print(f"{path}  SHA-256 {digest}, {checked}")
 
 
 def _generate(names: list[str]) -> int:
@@ -86,13 +100,18 @@ def _generate(names: list[str]) -> int:
     _known(name, (*WORKLOADS, *SHAPES), "trace generate")
     path = FLAGS.out or f"{name}.jsonl"
     rate = FLAGS.rate if FLAGS.rate is not None else RATE if name in SHAPES else 1.0
+    requests = FLAGS.requests if FLAGS.requests is not None else REQUESTS if name in SHAPES else _POISSON_REQUESTS
     if name in SHAPES:
         _check_name(path)
+    require_requests(requests)
+    if requests >= _MANY:
+        print(f"generating {requests:,} requests", file=sys.stderr, flush=True)
+    if name in SHAPES:
         shape = SHAPES[name]
-        rows = surrogate_rows(shape, REQUESTS if FLAGS.requests is None else FLAGS.requests, rate, FLAGS.seed)
-        source = surrogate_name(shape, rate, FLAGS.seed)
+        rows = surrogate_rows(shape, requests, rate, FLAGS.seed)
+        source = surrogate_name(shape, rate, FLAGS.seed, requests)
     else:
-        rows = poisson_rows(name, _POISSON_REQUESTS if FLAGS.requests is None else FLAGS.requests, rate, FLAGS.seed)
+        rows = poisson_rows(name, requests, rate, FLAGS.seed)
         source = workload_name(name, rate, FLAGS.seed)
     _write(path, rows, source)
     return 0
@@ -134,8 +153,16 @@ def _check_name(path: str) -> None:
 
 
 def _write(path: str, rows: list[TraceRow], source: str) -> None:
-    write_trace(path, rows, source)
+    with WorkProgress("writing", "written") as progress:
+        write_trace(path, _told(rows, progress), source)
     print(f"{path}: {len(rows):,} requests; {source}")
+
+
+def _told(rows: list[TraceRow], progress: WorkProgress) -> Iterator[TraceRow]:
+    for place, row in enumerate(rows):
+        if not place % _EVERY:
+            progress.update(place, len(rows))
+        yield row
 
 
 def _exactly(names: list[str], count: int, usage: str) -> list[str]:

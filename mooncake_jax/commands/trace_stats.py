@@ -1,6 +1,7 @@
 """What `mooncake-jax trace stats` shows: tables, pictures in text, and a picture file where matplotlib is there."""
 
 import importlib.util
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from mooncake_jax.workload.trace import TraceRow
 _WIDTH = 120  # where there is no terminal to ask
 _HOTTEST = 10
 _TIME_BINS = 20
+_MOST_DIGITS = 6  # of times, behind the point
 _BAR = 50  # characters of the longest bar
 
 HitRates = dict[tuple[str, float], HitRate]
@@ -69,7 +71,8 @@ def print_stats(
 def _counted(rows: Sequence[TraceRow]) -> str:
     seconds = max(row.timestamp for row in rows) / 1000
     rate = f", {len(rows) / seconds:.3g} requests/s" if seconds else ""
-    return f"{len(rows):,} requests in {seconds:,.0f} s{rate}"
+    told = f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+    return f"{len(rows):,} requests in {told} s{rate}"
 
 
 def _table(*columns: str) -> Table:
@@ -123,9 +126,10 @@ def _at_most(uses: Counter[int], most: int) -> float:
 
 def _print_arrivals(console: Console, rows: Sequence[TraceRow]) -> None:
     width, counts = arrivals(rows, _TIME_BINS)
+    digits = min(max(1 - math.floor(math.log10(width)), 0), _MOST_DIGITS)  # as many as tell the rows apart
     console.print(Text("\narrivals over time, requests/s", "bold"))
     for place, count in enumerate(counts):
-        console.print(Text(f"{width * place:>9,.0f} s  {count / width:8.3f} {_bar(count, max(counts))}"))
+        console.print(Text(f"{width * place:>9,.{digits}f} s  {count / width:8.3f} {_bar(count, max(counts))}"))
 
 
 def _bar(count: int, most: int) -> str:

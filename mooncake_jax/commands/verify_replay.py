@@ -27,11 +27,11 @@ def main(arguments: list[str]) -> int:
         )
     run = Path(folders[0])
     recorded = load_run(run, _settings)
-    settings = recorded.settings
-    limited = partial(settings.actors, decision_time) if isinstance(settings, ActorSettings) else settings.actors
-    actors, events = make_actors(run, limited), run / "events.jsonl"
-    with WorkProgress("replaying", "replayed") as progress:
-        verified = verify(events, actors, progress.update)
+    events = run / "events.jsonl"
+    with decision_time() as time_limit:
+        actors = make_actors(run, partial(recorded.settings.actors, time_limit))
+        with WorkProgress("replaying", "replayed") as progress:
+            verified = verify(events, actors, progress.update)
     recorded.check_whole(events, verified.events)
     handled = f"{run}: {verified.events} events of {len(actors)} actors handled again"
     if not verified.differences:

@@ -1,8 +1,7 @@
 """What Conductor is made of, from the settings of a cluster: of ranks, or in virtual time."""
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +14,8 @@ from mooncake_jax.sched.decoding_load import DecodingLoad
 from mooncake_jax.sched.elastic import DivergingLoads, ElasticRoles, RolePolicy
 from mooncake_jax.sched.plugins import load_admission, load_policy
 from mooncake_jax.sched.prefill_queue import PrefillQueue
-from mooncake_jax.sched.scheduler import Scheduler
+from mooncake_jax.sched.scheduler import NO_TIME_LIMIT, Scheduler, TimeLimit
 from mooncake_jax.sched.view import ClusterView
-
-TimeLimit = Callable[[], AbstractContextManager]
 
 
 class Settings(Protocol):
@@ -61,7 +58,7 @@ class Capacities:
 
 
 def make_conductor(
-    settings: Settings, capacities: Capacities, cost: CostModel, time_limit: TimeLimit = nullcontext
+    settings: Settings, capacities: Capacities, cost: CostModel, time_limit: TimeLimit = NO_TIME_LIMIT
 ) -> Conductor:
     """cost: what Conductor believes. Raises UsageError where a policy or an admission cannot be loaded, and where roles
     cannot be elastic.
@@ -103,7 +100,7 @@ def make_role_policy(settings: Settings) -> RolePolicy | None:
     return DivergingLoads(settings.elastic_after_s)
 
 
-def make_scheduler(settings: Settings, time_limit: TimeLimit = nullcontext) -> Scheduler:
+def make_scheduler(settings: Settings, time_limit: TimeLimit = NO_TIME_LIMIT) -> Scheduler:
     """Raises UsageError where a policy or an admission cannot be loaded."""
     policy = load_policy(settings.policy, settings.seed, settings.kvcache_balancing_threshold)
     admission = load_admission(settings.admission, settings.decoding_time_s)

@@ -14,6 +14,7 @@ from mooncake_jax.sched.admission import Admission, Baseline, NoAdmission, SLOCh
 from mooncake_jax.sched.kvcache_centric import AdaptiveKVCacheCentric, CacheAware, KVCacheCentric
 from mooncake_jax.sched.policies import LoadBalancing, Policy, RandomChoice, RoundRobin
 from mooncake_jax.sched.predicted_admission import EarlyRejection, PredictedEarlyRejection, RequestLevelPrediction
+from mooncake_jax.sched.texts import one_line, told
 
 POLICIES: Mapping[str, Callable[[int, float], Policy]] = {  # of the seed and the kvcache_balancing_threshold
     "random": lambda seed, threshold: RandomChoice(seed),
@@ -73,17 +74,20 @@ def _own(kind: str, path: str, known: Mapping[str, Any], methods: Mapping[str, t
     if not inspect.isclass(found):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
         there = f"it has {', '.join(classes)}" if classes else "it has no class at all"
-        raise UsageError(_line(f"{flag}: {module_name} has no class {class_name}; {there}"))
+        raise UsageError(f"{flag}: {module_name} has no class {class_name}; {there}")
+    try:
+        made = found()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # it is anybody's code, which may call sys.exit()
+        raise UsageError(
+            f"{flag}: {class_name}() raised {one_line(told(error))}; it is made without arguments"
+        ) from error
     for method, parameters in methods.items():
-        if not _takes(found, method, parameters):
+        if not _takes(made, method, parameters):
             signature = f"{method}({', '.join(parameters)})"
             raise UsageError(f"{flag}: {class_name} is no {kind}: it needs a method {signature}")
-    try:
-        return found()
-    except Exception as error:  # it is anybody's code
-        raise UsageError(
-            _line(f"{flag}: {class_name}() raised {type(error).__name__}: {error}; it is made without arguments")
-        ) from error
+    return made
 
 
 def _imported(flag: str, name: str) -> Any:
@@ -94,8 +98,10 @@ def _imported(flag: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = f"no module {name}" if _is_part(error.name, name) else f"{name} imports {error.name}, which is absent"
         raise UsageError(f"{flag}: {missing}; put its folder on PYTHONPATH, or start in it") from None
-    except Exception as error:  # it is anybody's code
-        raise UsageError(_line(f"{flag}: importing {name} raised {type(error).__name__}: {error}; mend it")) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # it is anybody's code, which may call sys.exit()
+        raise UsageError(f"{flag}: importing {name} raised {one_line(told(error))}; mend it") from error
 
 
 def _is_part(missing: str | None, name: str) -> bool:
@@ -103,17 +109,10 @@ def _is_part(missing: str | None, name: str) -> bool:
     return missing is not None and f"{name}.".startswith(f"{missing}.")
 
 
-def _takes(found: type, method: str, parameters: tuple[str, ...]) -> bool:
+def _takes(made: object, method: str, parameters: tuple[str, ...]) -> bool:
     """Whether it can be called with so many arguments."""
-    function = getattr(found, method, None)
-    if not callable(function):
-        return False
     try:
-        inspect.signature(function).bind(None, *parameters)
-    except TypeError:
+        inspect.signature(getattr(made, method)).bind(*parameters)
+    except Exception:  # it has none, or takes others; finding it may be anybody's code, too
         return False
     return True
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())

@@ -1,34 +1,46 @@
 """Scheduler: how Conductor asks a policy and an admission, which may be anybody's code (report 6 and 7).
 
-What they do wrong fails one request, with their name in the reason, and nothing else: raising, answering with something
-other than a decision or with an instance that is not there, taking too long. They are shown requests without output
-lengths. How long is too long says the time limit that is given: actors have no clock.
+What they do wrong fails one request, with their name in the reason, and nothing else: raising, whatever it is,
+answering with something other than a decision or with an instance that is not there (answers.py), changing the view
+(shown_view.py), taking too long. They are shown requests without output lengths. How long is too long says the time
+limit that is given: actors have no clock.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias, TypeVar
 
 from mooncake_jax.request import Request
 from mooncake_jax.sched.admission import Admission
+from mooncake_jax.sched.answers import WrongAnswer, checked_choice, checked_verdict
 from mooncake_jax.sched.decisions import Dispatch, Fault, Reject
 from mooncake_jax.sched.inline import inline_if_better
 from mooncake_jax.sched.policies import Policy
+from mooncake_jax.sched.shown_view import first_changed, read_only, state
+from mooncake_jax.sched.texts import one_line, told
 from mooncake_jax.sched.view import ClusterView, RequestView
 
+T = TypeVar("T")
+TimeLimit: TypeAlias = AbstractContextManager  # one object, entered for every decision
+NO_TIME_LIMIT: TimeLimit = nullcontext()
+
 MOST_SECONDS = 1.0  # that a decision may take
-LONGEST_REASON = 200
-_UNLIMITED = nullcontext()
+OURS = __name__.partition(".")[0] + "."
 
 
 class TooLong(BaseException):
     """Raised inside a decision by its time limit. No Exception, so that no policy catches it by accident."""
 
 
+class NotTheUsers(BaseException):
+    """Raised by a time limit instead of a KeyboardInterrupt that comes of no Ctrl-C."""
+
+
 class Scheduler:
     """policy and admission with the names they were asked for by; time_limit: what every call of them runs in, and
-    which raises TooLong there after MOST_SECONDS; longest_inlined: prompts of so many tokens may be prefilled where
-    they are decoded (inline.py), 0 for none.
+    which raises TooLong there after MOST_SECONDS. Without one a KeyboardInterrupt is taken for the user's.
+    longest_inlined: prompts of so many tokens may be prefilled where they are decoded (inline.py), 0 for none.
     """
 
     def __init__(
@@ -37,7 +49,7 @@ class Scheduler:
         admission: Admission,
         policy_name: str = "",
         admission_name: str = "",
-        time_limit: Callable[[], AbstractContextManager] = lambda: _UNLIMITED,
+        time_limit: TimeLimit = NO_TIME_LIMIT,
         longest_inlined: int = 0,
     ):
         self.policy, self.admission = policy, admission
@@ -53,85 +65,77 @@ class Scheduler:
         if not (view.prefill and view.decoding):
             return Fault(f"no {'decoding' if view.prefill else 'prefill'} instance is alive")
         asked = RequestView.of(request)
-        chosen = self._ask(self._policy_name, self.policy.choose, asked, view, now)
+        chosen = self._ask(
+            self._policy_name,
+            self.policy,
+            view,
+            now,
+            lambda seen: checked_choice(self.policy.choose(asked, seen, now), view),
+        )
         if isinstance(chosen, Reject | Fault):
-            return self._sound(self._policy_name, chosen)
-        if (wrong := _wrong(chosen, view)) is not None:
-            return self._fault(f"{self._policy_name} {wrong}")
+            return chosen
         if asked.prompt_tokens <= self._longest_inlined:
             chosen = inline_if_better(asked, chosen, view)
-        verdict = self._judge(self.admission.on_arrival, asked, chosen, view, now)
+        verdict = self._judge(view, now, lambda seen: self.admission.on_arrival(asked, chosen, seen, now))
         return chosen if verdict is None else verdict
 
     def prefilled(self, request: Request, decoding: str, view: ClusterView, now: float) -> Reject | Fault | None:
         """Whether a request whose prefill has ended, which the view knows, is not to be decoded after all."""
         if not self.judges_prefilled:
             return None
-        return self._judge(self.admission.on_prefilled, RequestView.of(request), decoding, view, now)
+        asked = RequestView.of(request)
+        return self._judge(view, now, lambda seen: self.admission.on_prefilled(asked, decoding, seen, now))
 
     def completed(self, request: Request, output_tokens: int, decoding_seconds: float) -> None:
         """Tell what became of a request."""
         asked = RequestView.of(request)
-        self._ask(self._admission_name, self.admission.on_completed, asked, output_tokens, decoding_seconds)
+        self._guarded(self._admission_name, lambda: self.admission.on_completed(asked, output_tokens, decoding_seconds))
 
-    def _judge(self, ask: Callable, *arguments) -> Reject | Fault | None:
-        verdict = self._ask(self._admission_name, ask, *arguments)
-        if verdict is None:
-            return None
-        if isinstance(verdict, Reject | Fault):
-            return self._sound(self._admission_name, verdict)
-        return self._fault(f"{self._admission_name} answered {_shown(verdict)}, neither Reject nor None")
+    def _judge(self, view: ClusterView, now: float, ask: Callable[[ClusterView], object]) -> Reject | Fault | None:
+        return self._ask(self._admission_name, self.admission, view, now, lambda seen: checked_verdict(ask(seen)))
 
-    def _sound(self, name: str, verdict: Reject | Fault) -> Reject | Fault:
-        """A rejection is written down and shown: as a line and numbers, whoever made it."""
-        if isinstance(verdict, Fault):
-            return verdict
-        if type(verdict.reason) is not str:
-            return self._fault(f"{name} rejects with the reason {_shown(verdict.reason)}, no text")
-        for number in (verdict.estimate, verdict.limit):
-            if number is not None and type(number) not in (int, float):
-                return self._fault(f"{name} rejects with an estimate or limit of {_shown(number)}, no number")
-        return verdict
-
-    def _ask(self, name: str, ask: Callable, *arguments):
+    def _ask(
+        self, name: str, asked: Policy | Admission, view: ClusterView, now: float, decide: Callable[[ClusterView], T]
+    ) -> T | Fault:
+        """What it decides by the view, in which anybody else's code is watched."""
+        if type(asked).__module__.startswith(OURS):
+            return self._guarded(name, lambda: decide(view))
         try:
-            with self._time_limit():
-                return ask(*arguments)
+            before, seen = state(view, now), read_only(view)
+            answer = self._guarded(name, lambda: decide(seen))
+            changed = first_changed(view, before, state(view, now))
+        except Exception as error:
+            return self._fault(f"{name} left a view of the cluster that cannot be read: {told(error)}")
+        return answer if changed is None else self._fault(f"{name} changed {changed} in the view, which it only reads")
+
+    def _guarded(self, name: str, decide: Callable[[], T]) -> T | Fault:
+        """Whatever goes wrong in there is a fault, with this name; but for Ctrl-C."""
+        try:
+            with self._time_limit:
+                wrong, answer = _tried(decide)
         except TooLong:
-            return self._fault(f"{name} took longer than {MOST_SECONDS:g} s")
-        except Exception as error:  # it is anybody's code
-            return self._fault(f"{name} raised {type(error).__name__}: {error}")
+            wrong = f"took longer than {MOST_SECONDS:g} s"
+        except NotTheUsers:
+            wrong = "raised KeyboardInterrupt"
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # telling what it was has raised, too
+            wrong = "raised what cannot be shown"
+        return answer if wrong is None else self._fault(f"{name} {wrong}")
 
     def _fault(self, reason: str) -> Fault:
-        line = " ".join(reason.split())
-        fault = Fault(line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 3] + "...")
+        fault = Fault(one_line(reason))
         self.faults[fault.reason] += 1
         return fault
 
 
-def _wrong(chosen: object, view: ClusterView) -> str | None:
-    """What is wrong with a policy's answer."""
-    if type(chosen) is not Dispatch:
-        return f"answered {_shown(chosen)}, neither Dispatch nor Reject"
-    source = chosen.replicate_from
-    if chosen.inlined is not False:
-        return "inlines a prefill, which --inline_prefill decides"
-    if chosen.prefill not in view.prefill:
-        return f"chose {_shown(chosen.prefill)}, which is no prefill instance here"
-    if chosen.decoding not in view.decoding:
-        return f"chose {_shown(chosen.decoding)}, which is no decoding instance here"
-    if view.coupled and (source is not None or chosen.prefill != chosen.decoding):
-        return f"sends KVCache to {_shown(chosen.decoding)}, but coupled instances send one another none"
-    if source is not None and source not in view.prefill and source not in view.moved:
-        return f"copies from {_shown(source)}, which is no prefill instance here"
-    if source is not None and not (type(chosen.replicate_blocks) is int and chosen.replicate_blocks >= 0):
-        return f"copies {_shown(chosen.replicate_blocks)} blocks"
-    for name in ("ttft", "tbt"):
-        seconds = getattr(chosen, name)
-        if type(seconds) not in (int, float) or not seconds >= 0:
-            return f"predicts a {name} of {_shown(seconds)}, no number of seconds"
-    return None
-
-
-def _shown(value: object) -> str:
-    return repr(value)[:60]
+def _tried(decide: Callable[[], T]) -> tuple[str | None, T | None]:
+    """What went wrong, and else what was decided. The time limit holds for the telling too: that is anybody's code."""
+    try:
+        return None, decide()
+    except WrongAnswer as wrong:
+        return f"{wrong}", None
+    except (TooLong, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        return f"raised {told(error)}", None

@@ -11,20 +11,21 @@ from mooncake_jax.sched.making import Capacities, make_conductor
 from mooncake_jax.sched.messages import CONDUCTOR
 from mooncake_jax.sched.plugins import COUPLED_POLICIES, POLICIES, SERVING_ALL
 from mooncake_jax.sched.prefill import PrefillInstance
+from mooncake_jax.sched.scheduler import NO_TIME_LIMIT, TimeLimit
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.group import GroupCost
 
 
-def make_actors(config: SimulationConfig, cost: CostModel) -> dict[str, Actor]:
-    """Fresh ones, by node; cost: what Conductor believes of one node. Raises UsageError where a policy or an admission
-    cannot be loaded, or makes no sense with coupled instances.
+def make_actors(config: SimulationConfig, cost: CostModel, time_limit: TimeLimit = NO_TIME_LIMIT) -> dict[str, Actor]:
+    """Fresh ones, by node; cost: what Conductor believes of one node; time_limit: of each of its decisions. Raises
+    UsageError where a policy or an admission cannot be loaded, or makes no sense with coupled instances.
     """
     if config.cores is None and not config.coupled:  # else it takes what the cost model says, overlap or none included
         cost = GroupCost(config, cost)
     dram = dict.fromkeys(config.prefill_nodes, config.dram_blocks)
     ssd = dict.fromkeys(config.prefill_nodes, config.ssd_blocks)
-    conductor = make_conductor(config, Capacities(dram, ssd, config.bytes_per_token), cost)
+    conductor = make_conductor(config, Capacities(dram, ssd, config.bytes_per_token), cost, time_limit)
     limits = DecodingLimits(config.max_batch, config.decoding_pages, config.block_size, tbt_slo=config.tbt_slo)
     if config.coupled:
         return {CONDUCTOR: conductor, **_coupled(config, limits)}

@@ -12,6 +12,7 @@ from mooncake_jax.sched.actions import Action
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.messages import CONDUCTOR, Message
 from mooncake_jax.sched.mfu import PrefillWork
+from mooncake_jax.sched.scheduler import NO_TIME_LIMIT, TimeLimit
 from mooncake_jax.sched.serve import Actor, serve
 from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.cluster import SimulatedCluster
@@ -55,15 +56,17 @@ def simulate(
     ended: Callable[[Outcome], None] = lambda outcome: None,
     host: Hosted = lambda node, actor: actor,
     check: bool = False,
+    time_limit: TimeLimit = NO_TIME_LIMIT,
 ) -> Run:
     """Serve these requests. cost: what the hardware of a node takes; believed: what Conductor believes of it, None: the
     same. ended: told of every outcome. host: puts something around an actor, such as a record of what it handles.
     check: assert all invariants all along, and pickle every message, which takes many times as long.
+    time_limit: what each of Conductor's decisions runs in (scheduler.py), such as cluster/time_limit.py makes.
 
     Raises UsageError where a policy or an admission cannot be loaded, and Stuck.
     """
     run = Run(0.0)
-    actors = make_actors(config, believed or cost)
+    actors = make_actors(config, believed or cost, time_limit)
     conductor = actors[CONDUCTOR]
 
     def add(outcome: Outcome) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mooncake_jax.field_types import check_fields
 from mooncake_jax.sched.cost_file import resolve_cost
+from mooncake_jax.sched.scheduler import NO_TIME_LIMIT, TimeLimit
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.config import UNLIMITED, SimulationConfig
@@ -19,9 +20,9 @@ class SimulatedSettings:
     model: str
     believed_cost: str
 
-    def actors(self) -> dict[str, Actor]:
+    def actors(self, time_limit: TimeLimit = NO_TIME_LIMIT) -> dict[str, Actor]:
         """Fresh ones, by node. Raises UsageError where the cost, the policy or the admission cannot be loaded."""
-        return make_actors(self.config, resolve_cost(self.believed_cost, self.model))
+        return make_actors(self.config, resolve_cost(self.believed_cost, self.model), time_limit)
 
     def to_json(self) -> dict[str, Any]:
         return {"config": self.config.to_json(), "model": self.model, "believed_cost": self.believed_cost}

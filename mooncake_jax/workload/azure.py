@@ -47,7 +47,7 @@ def read_azure(path: str | os.PathLike, limit: int | None = None) -> list[TraceR
 
 def write_azure(path: str | os.PathLike, rows: Iterable[TraceRow]) -> None:
     """The rows' times and lengths; their hash ids have no place there. Raises UsageError where it cannot be written."""
-    lines = [f"{_moment(row.timestamp)},{row.input_length},{row.output_length}\n" for row in rows]
+    lines = [f"{_moment(path, row)},{row.input_length},{row.output_length}\n" for row in rows]
     write_whole(path, [_HEADER + "\n", *lines])
 
 
@@ -89,5 +89,12 @@ def _milliseconds(passed: timedelta) -> float:
     return microseconds // 1000 if microseconds % 1000 == 0 else microseconds / 1000
 
 
-def _moment(milliseconds: float) -> str:
-    return (_START + timedelta(microseconds=round(milliseconds * 1000))).isoformat(" ", "microseconds") + "0"
+def _moment(path: str | os.PathLike, row: TraceRow) -> str:
+    try:
+        moment = _START + timedelta(microseconds=round(row.timestamp * 1000))
+    except OverflowError:
+        raise UsageError(
+            f"{path}: cannot be written: timestamp {row.timestamp} of request {row.index} (counted from 0) lies beyond "
+            "the year 9999, where Azure's format ends; correct it"
+        ) from None
+    return moment.isoformat(" ", "microseconds") + "0"

@@ -7,6 +7,7 @@ import json
 
 from mooncake_jax.errors import UsageError
 
+MOST_REQUESTS = 10**6  # of a made-up trace, which is made in memory
 LARGEST_NUMBER = 2**53  # every integer up to it is exact as a float
 
 
@@ -18,6 +19,12 @@ def is_integer(value: object, least: int) -> bool:
 def is_number(value: object) -> bool:
     """True for an int or float (no bool, no NaN) from 0 to LARGEST_NUMBER."""
     return type(value) in (int, float) and 0 <= value <= LARGEST_NUMBER
+
+
+def require_requests(requests: object) -> None:
+    """Raises UsageError naming the flag, unless a trace of so many requests can be made up."""
+    ok = is_integer(requests, 1) and requests <= MOST_REQUESTS
+    require(ok, "requests", requests, f"an integer from 1 to {MOST_REQUESTS:,}")
 
 
 def shown(value: object) -> str:

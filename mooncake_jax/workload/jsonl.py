@@ -7,6 +7,7 @@ import codecs
 import json
 import os
 from collections.abc import Iterator
+from itertools import islice
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.workload.checks import shown
@@ -34,6 +35,11 @@ def read_objects(path: str | os.PathLike, limit: int | None = None) -> Iterator[
         raise UsageError(f"{path}: cannot be read ({error.strerror or error}); name a readable file") from None
     if not found:
         raise UsageError(f"{path}: the file is empty; it must hold one JSON object a line")
+
+
+def line_of_object(path: str | os.PathLike, index: int) -> int:
+    """The number, from 1, of the line that holds the index-th object, from 0. Raises UsageError as read_objects()."""
+    return next(islice(read_objects(path), index, None))[0]
 
 
 def line_error(path: str | os.PathLike, number: int, problem: str) -> UsageError:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from mooncake_jax.workload.checks import is_integer, is_number, require
+from mooncake_jax.workload.checks import is_integer, is_number, require, require_requests
 from mooncake_jax.workload.contexts import contexts_name, with_contexts
 from mooncake_jax.workload.dice import Dice
 from mooncake_jax.workload.trace import TraceRow
@@ -36,7 +36,7 @@ WORKLOADS = {
 
 def poisson_rows(name: str, requests: int, rate: float, seed: int) -> list[TraceRow]:
     """So many requests of a workload, arriving `rate` a second on average. Raises UsageError naming the flag."""
-    require(is_integer(requests, 1), "requests", requests, "an integer of at least 1")
+    require_requests(requests)
     require(is_number(rate) and rate >= 1e-6, "rate", rate, "a number of requests a second, at least 0.000001")
     require(is_integer(seed, 0), "seed", seed, "an integer, not negative")
     workload = WORKLOADS[name]

@@ -79,9 +79,12 @@ RELEASED = {
 }
 
 
-def fetch_trace(trace: Released, folder: Path, progress: Progress) -> tuple[Path, str]:
+def fetch_trace(
+    trace: Released, folder: Path, progress: Progress, begun: Callable[[], None] = lambda: None
+) -> tuple[Path, str]:
     """Brings a trace into the folder, which is made; returns its path and SHA-256. A copy that is there is kept if it
-    is whole, or if nothing is known to check it by. progress is told (bytes so far, bytes in all) time and again.
+    is whole, or if nothing is known to check it by. progress is told (bytes so far, bytes in all) time and again; begun
+    is called before a download, so never where the copy is kept.
 
     Raises UsageError for a download that failed, for a file that is not the published one, and for a folder that cannot
     be written to.
@@ -91,6 +94,7 @@ def fetch_trace(trace: Released, folder: Path, progress: Progress) -> tuple[Path
         if path.is_file() and _fault(trace, path) is None:
             return path, _sha256(path)
         folder.mkdir(parents=True, exist_ok=True)
+        begun()
         # Inside the folder, so that the last move stays on one file system and is atomic.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as inside:
             got = Path(inside) / trace.file_name

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from mooncake_jax.workload import published
-from mooncake_jax.workload.checks import is_integer, is_number, require
+from mooncake_jax.workload.checks import is_integer, is_number, require, require_requests
 from mooncake_jax.workload.dice import Dice
 from mooncake_jax.workload.published import Histogram
 from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow
@@ -77,7 +77,7 @@ class _Session:
 
 def surrogate_rows(shape: Shape, requests: int, rate: float, seed: int) -> list[TraceRow]:
     """So many rows in order of time, `rate` of them a second on average. Raises UsageError naming the flag."""
-    require(is_integer(requests, 1), "requests", requests, "an integer of at least 1")
+    require_requests(requests)
     require(is_number(rate) and rate >= 1e-6, "rate", rate, "a number of requests a second, at least 0.000001")
     require(is_integer(seed, 0), "seed", seed, "an integer, not negative")
     dice = Dice("surrogate", shape.name, seed)
@@ -94,12 +94,12 @@ def surrogate_rows(shape: Shape, requests: int, rate: float, seed: int) -> list[
     return _numbered(sorted(unordered, key=lambda request: request[0]), 1000 / rate)
 
 
-def surrogate_name(shape: Shape, rate: float, seed: int) -> str:
-    """How a trace says what it is."""
+def surrogate_name(shape: Shape, rate: float, seed: int, requests: int = REQUESTS) -> str:
+    """How a trace says what it is, and that it is not fitted where it has another length than the original's."""
     origin = {"report": "the report's trace (arXiv 2407.00079)", "toolagent": "FAST25's tool&agent trace"}[shape.name]
-    return (
-        f"{SURROGATE} of {origin}, not the trace itself: made from published figures, {rate:g} requests/s, seed {seed}"
-    )
+    made = f"made from published figures, {rate:g} requests/s, seed {seed}"
+    fits = "" if requests == REQUESTS else f"; {requests:,} requests: it fits those figures at {REQUESTS:,} only"
+    return f"{SURROGATE} of {origin}, not the trace itself: {made}{fits}"
 
 
 def _lengths(histogram: Histogram, mean: float, count: int, dice: Dice) -> list[float]:
