@@ -38,7 +38,7 @@ def test_what_is_not_there_is_said(transfers, monkeypatch):
     assert [row.name for row in transfers.read_rows({})] == ["this MPI reads no memory one-sided"]
 
 
-@pytest.mark.parametrize("what", ["messenger", "stores"])
+@pytest.mark.parametrize("what", [pytest.param("messenger", marks=pytest.mark.slow), "stores"])
 def test_the_ranks_measure_all(transfers, what):
     figures = transfers.measured(what, 1)
     stored = {f"{operation} {size}" for operation in ("put", "get") for size in transfers.NAMES}

@@ -102,6 +102,7 @@ def test_fresh_actors_answer_the_recorded_messages_alike(staged):
     assert replayed_differences(staged, settings.actors()) == []
 
 
+@pytest.mark.slow
 def test_tensor_parallel_stages_give_the_same_tokens(single, prompts, tmp_path):
     run = replay(tmp_path / "out", TINY, f"--prompts={prompts}", "--prefill=1x2", "--tp=2", CHUNK)
     assert run.code == 0, run.stderr

@@ -359,7 +359,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path):
 
 
 @needs_ulfm
-@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGKILL])
 def test_ranks_do_not_outlive_the_launcher(tmp_path, signum):
     process = start(tmp_path / "out", TINY, f"--prompts={endless(tmp_path)}")
     wait_for_message(process, tmp_path / "out", "TokensDecoded")

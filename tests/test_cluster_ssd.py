@@ -148,6 +148,7 @@ def test_another_models_blocks_are_not_found(first, prompts, tmp_path):
     assert len(list(model_folders(tmp_path / "ssd" / "prefill0"))) == 2
 
 
+@pytest.mark.slow
 def test_a_folder_that_vanishes_costs_only_what_it_held(tmp_path):
     rows = [prompt("a", 300, seed=1), prompt("b", 300, seed=2, arrival_s=4.0), prompt("a2", 300, seed=1, arrival_s=5.0)]
     path = write_prompts(tmp_path / "prompts.jsonl", rows)
@@ -182,6 +183,7 @@ def test_folders_that_cannot_be_used_end_with_one_line_and_code_2(prompts, tmp_p
     held.close()
 
 
+@pytest.mark.slow
 def test_a_disk_that_others_fill_keeps_what_it_has_and_all_requests_are_served(tmp_path):
     rows = [prompt("a", 300, seed=1), prompt("b", 300, seed=2, arrival_s=4.0), prompt("a2", 300, seed=1, arrival_s=5.0)]
     path = write_prompts(tmp_path / "prompts.jsonl", rows)

@@ -6,6 +6,7 @@ from cluster_run import replay
 from mooncake_jax.request import COMPLETED
 
 
+@pytest.mark.slow
 @pytest.mark.traces
 def test_twenty_requests_of_the_conversation_trace_complete(tmp_path, traces, smollm2_path):
     flags = [f"--model={smollm2_path}", f"--trace={traces / 'conversation_trace.jsonl'}"]

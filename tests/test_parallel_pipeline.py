@@ -38,7 +38,7 @@ def output(*command, **environment):
         ("tiny-llama2", 7, ("2x1", "4x2")),
         ("tiny-llama2", 512, ("2x2", "sp2", "sp3")),
         ("tiny-llama3", 64, ("4x1", "2x4")),  # six layers on four stages
-        ("tiny-llama3", 512, ("3x2", "sp4")),
+        pytest.param("tiny-llama3", 512, ("3x2", "sp4"), marks=pytest.mark.slow),
     ],
 )
 def test_meshes_compute_what_one_device_does(model, chunk, shapes):
@@ -63,7 +63,11 @@ def test_every_mesh_and_chunk_computes_what_one_device_does(model, chunk, shapes
 
 @pytest.mark.parametrize(
     ("model", "chunk", "stages", "tp"),
-    [("tiny-llama2", 64, 2, 1), ("tiny-llama3", 7, 4, 1), ("tiny-llama3", 512, 2, 2)],
+    [
+        ("tiny-llama2", 64, 2, 1),
+        pytest.param("tiny-llama3", 7, 4, 1, marks=pytest.mark.slow),
+        ("tiny-llama3", 512, 2, 2),
+    ],
 )
 def test_one_process_a_stage_computes_what_one_device_does(model, chunk, stages, tp):
     command = [*mpiexec_command(stages), sys.executable, "ranks/pipeline_stages.py", DATA / model, str(chunk), str(tp)]

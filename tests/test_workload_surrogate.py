@@ -14,7 +14,7 @@ from mooncake_jax.workload.surrogate import RATE, REPORT, REQUESTS, TOOL_AGENT, 
 from mooncake_jax.workload.trace import read_sourced, write_trace
 
 
-@pytest.fixture(scope="module", params=[0, 1])
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=pytest.mark.slow)])
 def report(request):
     return surrogate_rows(REPORT, REQUESTS, RATE, request.param)
 
