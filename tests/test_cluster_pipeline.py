@@ -112,11 +112,9 @@ def test_tensor_parallel_stages_give_the_same_tokens(single, prompts, tmp_path):
     }
 
 
+@pytest.mark.slow
 @needs_ulfm
-@pytest.mark.parametrize(
-    "victim",
-    [pytest.param(1, id="first stage", marks=pytest.mark.slow), pytest.param(2, id="last stage")],
-)
+@pytest.mark.parametrize("victim", [pytest.param(1, id="first stage"), pytest.param(2, id="last stage")])
 def test_an_instance_ends_with_any_of_its_stages_and_the_other_serves_on(tmp_path, victim):
     rows = [prompt(f"r{i}", 500, seed=i, max_tokens=3, arrival_s=0.25 * i) for i in range(40)]
     path = write_prompts(tmp_path / "prompts.jsonl", rows)

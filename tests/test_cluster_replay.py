@@ -119,6 +119,7 @@ def test_what_was_compiled_is_told(mixed):
     assert "9 shapes warmed up" in mixed.stdout and "22 shapes warmed up" in mixed.stdout
 
 
+@pytest.mark.slow
 def test_auto_takes_the_dtype_that_it_measures_as_faster(tmp_path):
     path = write_prompts(tmp_path / "prompts.jsonl", [prompt("a", 20)])
     run = replay(tmp_path / "out", TINY, f"--prompts={path}", "--prefill=1", "--dtype=auto")
@@ -171,6 +172,7 @@ def test_hot_blocks_are_copied_between_prefill_instances(tmp_path, prefill):
     assert replayed_differences(run, ActorSettings.from_json(run.summary()["settings"]).actors()) == []
 
 
+@pytest.mark.slow
 def test_a_slow_link_shows_in_what_transfers_are_measured_to_take(tmp_path):
     path = write_prompts(tmp_path / "prompts.jsonl", [prompt("a", 1000, seed=1)])
     run = replay(tmp_path / "out", TINY, f"--prompts={path}", "--prefill=1", "--link_gbps=0.1")
@@ -180,6 +182,7 @@ def test_a_slow_link_shows_in_what_transfers_are_measured_to_take(tmp_path):
     assert run.rows()["a"]["status"] == COMPLETED
 
 
+@pytest.mark.slow
 def test_bfloat16_kvcache_travels_and_is_reused(tmp_path):
     prompts = [prompt("first", 100, seed=1), prompt("again", 100, seed=1)]
     path = write_prompts(tmp_path / "prompts.jsonl", prompts)

@@ -165,6 +165,7 @@ def test_stops_replay_to_the_same_actions(sampled):
     assert replayed_differences(sampled, settings.actors()) == []
 
 
+@pytest.mark.slow
 def test_the_builtin_prompts_are_served(tmp_path, smollm2_path):
     run = replay(tmp_path / "out", f"--model={smollm2_path}")
     rows = run.rows()

@@ -91,6 +91,7 @@ def test_the_ssd_takes_no_more_than_it_may(tmp_path):
     assert "SSD tier" not in run.stderr
 
 
+@pytest.mark.slow
 def test_stages_keep_their_own_layers_and_find_them_again(prompts, first, tmp_path):
     flags = [TINY, "--prefill=1x2", "--prefill_chunk=64", f"--prompts={prompts}", f"--ssd_dir={tmp_path / 'ssd'}"]
     replay(tmp_path / "out1", *flags)

@@ -54,6 +54,7 @@ def test_whole_prompts_decoded_one_by_one(smollm2, smollm2_cases, whole, decodin
         assert_golden_decoding(decoding, [case], [prefill(whole, smollm2, case["prompt_ids"])])
 
 
+@pytest.mark.slow
 def test_chunks_of_64_decoded_together(smollm2, smollm2_cases, by_64, decoding):
     prefilled = [prefill(by_64, smollm2, case["prompt_ids"]) for case in smollm2_cases]
     assert_golden_decoding(decoding, smollm2_cases, prefilled)

@@ -37,7 +37,7 @@ def output(*command, **environment):
         ("tiny-llama2", 64, ("1x1", "2x1", "1x2")),
         ("tiny-llama2", 7, ("2x1", "4x2")),
         ("tiny-llama2", 512, ("2x2", "sp2", "sp3")),
-        ("tiny-llama3", 64, ("4x1", "2x4")),  # six layers on four stages
+        pytest.param("tiny-llama3", 64, ("4x1", "2x4"), marks=pytest.mark.slow),  # six layers on four stages
         pytest.param("tiny-llama3", 512, ("3x2", "sp4"), marks=pytest.mark.slow),
     ],
 )
@@ -66,7 +66,7 @@ def test_every_mesh_and_chunk_computes_what_one_device_does(model, chunk, shapes
     [
         ("tiny-llama2", 64, 2, 1),
         pytest.param("tiny-llama3", 7, 4, 1, marks=pytest.mark.slow),
-        ("tiny-llama3", 512, 2, 2),
+        pytest.param("tiny-llama3", 512, 2, 2, marks=pytest.mark.slow),
     ],
 )
 def test_one_process_a_stage_computes_what_one_device_does(model, chunk, stages, tp):
@@ -76,9 +76,8 @@ def test_one_process_a_stage_computes_what_one_device_does(model, chunk, stages,
     assert report["compared"] == 9  # prompts: four alone, one with a reused prefix, four back to back
 
 
-@pytest.mark.parametrize(
-    "shapes", [("2x3",), pytest.param(("1x1", "2x1", "4x1", "1x3", "sp2"), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shapes", [("2x3",), ("1x1", "2x1", "4x1", "1x3", "sp2")])
 def test_golden_tokens(smollm2_path, shapes):
     report = output(sys.executable, "pipeline_golden.py", smollm2_path, "512", *shapes, **EIGHT)
     assert report == dict.fromkeys(shapes, 7)
