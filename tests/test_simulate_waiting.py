@@ -10,6 +10,7 @@ from mooncake_jax.sched.messages import (
     KVCacheLoaded,
     KVCacheReceived,
     PrefillDone,
+    PrefillInlined,
     StartPrefill,
     StepDone,
     StepsDone,
@@ -64,6 +65,11 @@ def test_each_request_is_told_with_what_it_waits_for(node, kinds, waits):
 
 def test_a_step_that_never_ends():
     assert told([make_request("a", 60)], "decode", StepsDone) == "1 for their next token from decode0 (a)"
+
+
+def test_an_inlined_prefill_that_never_ends():
+    waits = told([make_request("a", 60)], "decode", PrefillInlined, inline_prefill=True)
+    assert waits == "1 for their prefill at decode0 to end (a)"
 
 
 def test_blocks_that_never_come_from_the_ssd():

@@ -64,6 +64,8 @@ def _at_prefill(dispatch: int, prefill: PrefillInstance) -> str | None:
 def _at_decoding(dispatch: int, decoding: DecodingInstance) -> str | None:
     if dispatch in decoding.batch:
         return f"for their next token from {decoding.name}"
+    if dispatch == decoding.inlining or dispatch in decoding.to_inline:
+        return f"for their prefill at {decoding.name} to end"
     if dispatch in decoding.loading:
         return f"for their KVCache to be loaded at {decoding.name}"
     if any(received.dispatch == dispatch for received in decoding.waiting):
