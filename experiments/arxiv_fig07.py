@@ -9,16 +9,17 @@ arxiv_fig07.json and, where matplotlib is installed (extra `plots`), arxiv_fig07
 """
 
 import csv
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 from absl import flags
+from script import make_folder, parse, run_script
 from storing import a800_added_s
 
 from mooncake_jax.cluster.launch import mpiexec_command
+from mooncake_jax.commands.plots import NO_PICTURE, can_plot, pyplot
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.catalog import DEFAULT_MODEL_DIR, resolve
 from mooncake_jax.model.sources import open_source
@@ -39,17 +40,11 @@ flags.DEFINE_string("out", "results/arxiv_fig07", "folder for the results", flag
 
 
 def main(arguments: list[str]) -> int:
-    loose = FLAGS(["arxiv_fig07.py", *arguments])[1:]
-    if loose:
-        raise UsageError(f"{loose[0]!r} is no flag: flags are written --name=value")
+    parse(FLAGS, arguments)
     if not FLAGS.share > 0:
         raise UsageError(f"--share={FLAGS.share}: it must be above 0")
     lengths = check_lengths()
-    out = Path(FLAGS.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out={out}: {error.strerror}; name a folder that can be written to") from None
+    out = make_folder(FLAGS.out)
     try:
         measured = measure(lengths)
     except subprocess.SubprocessError as error:  # the ranks have told why
@@ -115,14 +110,10 @@ def print_table(series: dict[str, list[dict[str, float]]]) -> None:
 
 def draw(series: dict[str, list[dict[str, float]]], file: Path) -> str:
     """All series with lengths and seconds as shares of the longest one's serialized; says where it is, or why not."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return "; no picture, since matplotlib is not installed (pip install 'mooncake-jax[plots]')"
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    if not can_plot():
+        return NO_PICTURE
+    plot = pyplot()
+    figure, axes = plot.subplots(figsize=(7, 4.2), layout="constrained")
     styles = {"measured": "-o", "simulated A800": "--s", "report": ":^"}
     for name, rows in series.items():
         longest = rows[-1]
@@ -139,8 +130,4 @@ def draw(series: dict[str, list[dict[str, float]]], file: Path) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UsageError, flags.Error) as error:
-        print(f"experiments/arxiv_fig07.py: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

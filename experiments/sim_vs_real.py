@@ -8,7 +8,6 @@ compares TTFT, TBT and throughput. Writes sim_vs_real.json and, where matplotlib
 distributions of both in sim_vs_real.png. Leave the machine alone meanwhile: others' work slows the real run only.
 """
 
-import importlib.util
 import json
 import os
 import random
@@ -17,7 +16,9 @@ import sys
 from pathlib import Path
 
 from absl import flags
+from script import make_folder, parse, run_script
 
+from mooncake_jax.commands.plots import NO_PICTURE, can_plot, pyplot
 from mooncake_jax.errors import UsageError
 from mooncake_jax.metrics import mean, percentile
 from mooncake_jax.sched.cost import CostModel
@@ -46,16 +47,10 @@ flags.DEFINE_string("out", "results/sim_vs_real", "folder for the results", flag
 
 
 def main(arguments: list[str]) -> int:
-    loose = FLAGS(["sim_vs_real.py", *arguments])[1:]
-    if loose:
-        raise UsageError(f"{loose[0]!r} is no flag: flags are written --name=value")
+    parse(FLAGS, arguments)
     if not 0 < FLAGS.load < 1:
         raise UsageError(f"--load={FLAGS.load}: it must be above 0 and below 1, or queues grow for ever")
-    out = Path(FLAGS.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out={out}: {error.strerror}; name a folder that can be written to") from None
+    out = make_folder(FLAGS.out)
     try:
         cost = Path(FLAGS.cost) if FLAGS.cost is not None else measure(out / "cost.json")
         trace = write_trace(out / "trace.jsonl", read_cost_file(cost, FLAGS.model).cost)
@@ -158,14 +153,10 @@ def print_table(figures: dict[str, dict[str, float]]) -> bool:
 
 def draw(runs: dict[str, list[dict]], file: Path) -> str:
     """How TTFT and TBT are distributed in both; says where the picture is, or why not."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return "; no picture, since matplotlib is not installed (pip install 'mooncake-jax[plots]')"
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+    if not can_plot():
+        return NO_PICTURE
+    plot = pyplot()
+    figure, axes = plot.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
     for panel, (field, name) in zip(axes, (("ttft_s", "TTFT, s"), ("tbt_mean_s", "mean TBT, s")), strict=True):
         for run_name, outcomes in runs.items():
             values = sorted(outcome[field] for outcome in outcomes)
@@ -174,13 +165,9 @@ def draw(runs: dict[str, list[dict]], file: Path) -> str:
         panel.set(xlabel=name, ylabel="share of requests", xscale="log")
         panel.legend()
     figure.savefig(file, dpi=150)
-    pyplot.close(figure)
+    plot.close(figure)
     return f", both distributions in {file.name}"
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UsageError, flags.Error) as error:
-        print(f"experiments/sim_vs_real.py: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run_script(main)

@@ -1,12 +1,12 @@
 """What `mooncake-jax profile` shows: a table of the fits' errors, and a picture of measured against fitted."""
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from mooncake_jax.commands.plots import NO_PICTURE, can_plot, pyplot
 from mooncake_jax.commands.profile_points import LOAD, PREFILL, STEP, TRANSFER, Fit, Points, predictor
 from mooncake_jax.sched.cost import CostModel
 
@@ -38,14 +38,10 @@ def print_fits(fits: Mapping[str, Fit]) -> None:
 
 def draw(points: Points, cost: CostModel, file: Path) -> str:
     """Each part's points, measured across and fitted upwards; says where the picture is, or why not."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return "; no picture, since matplotlib is not installed (pip install 'mooncake-jax[plots]')"
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(_NAMES), figsize=(3.6 * len(_NAMES), 3.6), layout="constrained")
+    if not can_plot():
+        return NO_PICTURE
+    plot = pyplot()
+    figure, axes = plot.subplots(1, len(_NAMES), figsize=(3.6 * len(_NAMES), 3.6), layout="constrained")
     for (part, name), panel in zip(_NAMES.items(), axes, strict=True):
         measured = [seconds for *_, seconds in points[part]]
         fitted = [predictor(cost, part)(*arguments) for *arguments, _ in points[part]]
@@ -56,5 +52,5 @@ def draw(points: Points, cost: CostModel, file: Path) -> str:
         panel.xaxis.set_minor_formatter("")  # within a decade they would overlap
         panel.set_title(name, fontsize=9)
     figure.savefig(file, dpi=150)
-    pyplot.close(figure)
+    plot.close(figure)
     return f", measured against fitted in {file.name}"

@@ -1,13 +1,13 @@
 """The tables of a sweep, as CSV and as pictures: a row a run, or a row a combination where goodput was sought."""
 
 import csv
-import importlib.util
 import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mooncake_jax.commands.plots import INSTALL, can_plot, pyplot
 from mooncake_jax.errors import UsageError
 
 Row = dict[str, Any]
@@ -65,26 +65,22 @@ def check_picture(wanted: Sequence[str], columns: Sequence[str]) -> None:
     for name in wanted:
         if name not in columns:
             raise UsageError(f"--picture: there is no figure {name!r}; use some of {','.join(columns)}")
-    if wanted and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"--picture={','.join(wanted)}: matplotlib is not there: pip install 'mooncake-jax[plots]'")
+    if wanted and not can_plot():
+        raise UsageError(f"--picture={','.join(wanted)}: {INSTALL}")
 
 
 def draw(path: Path, wanted: Sequence[str], axes: Sequence[str], rows: Sequence[Row]) -> None:
     """These figures one above the other, over the last axis whose values are numbers, or else over the last; a line for
     each combination of the others.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    plot = pyplot()
     along = next((name for name in reversed(axes) if _numbers(rows, name)), axes[-1] if axes else None)
     lines: dict[str, list[Row]] = {}
     for row in rows:
         label = ", ".join(f"{name}={row[name]}" for name in axes if name != along)
         lines.setdefault(label, []).append(row)
     size = (7, 0.8 + 2.8 * len(wanted))
-    figure, panels = pyplot.subplots(len(wanted), squeeze=False, sharex=True, figsize=size, layout="constrained")
+    figure, panels = plot.subplots(len(wanted), squeeze=False, sharex=True, figsize=size, layout="constrained")
     for name, [panel] in zip(wanted, panels):
         for label, points in lines.items():
             known = [row for row in points if row.get(name) is not None]
@@ -96,7 +92,7 @@ def draw(path: Path, wanted: Sequence[str], axes: Sequence[str], rows: Sequence[
     if 1 < len(lines) <= _MOST_LINES:
         panels[0][0].legend(fontsize=8)
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    plot.close(figure)
 
 
 def _numbers(rows: Sequence[Row], name: str) -> bool:

@@ -1,6 +1,5 @@
 """What `mooncake-jax trace stats` shows: tables, pictures in text, and a picture file where matplotlib is there."""
 
-import importlib.util
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from mooncake_jax.cache.hit_rates import HitRate
 from mooncake_jax.commands.hit_rates import LEGEND, compute, rates_table
+from mooncake_jax.commands.plots import INSTALL, can_plot, pyplot
 from mooncake_jax.errors import UsageError
 from mooncake_jax.workload.statistics import (
     QUANTILES,
@@ -137,20 +137,16 @@ def _bar(count: int, most: int) -> str:
 
 
 def _check_plot(plot: str) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"--plot={plot}: matplotlib is not installed; pip install 'mooncake-jax[plots]', or no flag")
+    if not can_plot():
+        raise UsageError(f"--plot={plot}: {INSTALL}")
     if not Path(plot).absolute().parent.is_dir():
         raise UsageError(f"--plot={plot}: its folder does not exist; make it or name another file")
 
 
 def _draw(plot: str, rows: Sequence[TraceRow], uses: Counter[int], rates: HitRates, title: str) -> None:
     """Four panels: lengths, uses of blocks, hit rates, arrivals."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, ((lengths, blocks), (hits, times)) = pyplot.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    pictures = pyplot()
+    figure, ((lengths, blocks), (hits, times)) = pictures.subplots(2, 2, figsize=(11, 8), layout="constrained")
     figure.suptitle(title, fontsize=9, wrap=True)
     for name in ("input_length", "output_length"):
         lengths.ecdf([getattr(row, name) for row in rows], label=name)
@@ -171,4 +167,4 @@ def _draw(plot: str, rows: Sequence[TraceRow], uses: Counter[int], rates: HitRat
         figure.savefig(plot, dpi=120)
     except (OSError, ValueError) as error:
         raise UsageError(f"--plot={plot}: cannot be written ({error}); name another file, as stats.png") from None
-    pyplot.close(figure)
+    pictures.close(figure)

@@ -1,0 +1,35 @@
+"""What every experiment is as a script: bad flags end with one line, and results go into a folder."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from absl import flags
+
+from mooncake_jax.errors import UsageError
+
+
+def parse(values: flags.FlagValues, arguments: list[str]) -> None:
+    """Raises UsageError for what is no flag."""
+    loose = values([sys.argv[0], *arguments])[1:]
+    if loose:
+        raise UsageError(f"{loose[0]!r} is no flag: flags are written --name=value")
+
+
+def make_folder(out: str) -> Path:
+    """That of --out, made if need be. Raises UsageError."""
+    path = Path(out)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out={out}: {error.strerror}; name a folder that can be written to") from None
+    return path
+
+
+def run_script(main: Callable[[list[str]], int]) -> None:
+    """Ends the process with main's exit code, or with 2 and one line."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (UsageError, flags.Error) as error:
+        print(f"experiments/{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
