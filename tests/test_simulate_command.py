@@ -9,22 +9,12 @@ from pathlib import Path
 import pytest
 
 from mooncake_jax.__main__ import run
-from mooncake_jax.commands import simulate
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.sched.cost_file import CostFile, CostRange, write_cost_file
 from mooncake_jax.sched.profiles import PROFILES, roofline
 from mooncake_jax.simulate.traces import keyed_requests
 from mooncake_jax.workload.trace import read_trace
-
-
-@pytest.fixture(autouse=True)
-def fresh_flags():
-    """Flags of one run are not those of the next."""
-    yield
-    simulate.FLAGS.unparse_flags()
-    for name in simulate.FLAGS:
-        simulate.FLAGS[name].unparse()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from simulated import COST, by_id, make_config, make_request, random_requests
 
 from mooncake_jax import metrics
 from mooncake_jax.__main__ import run as command
-from mooncake_jax.commands import simulate as flags
 from mooncake_jax.request import SLO
 from mooncake_jax.sched.messages import KVCacheLoaded
 from mooncake_jax.simulate.run import Stuck, simulate
@@ -136,15 +135,6 @@ def test_who_waits_is_told_of_an_instance_that_has_moved():
 
 
 # --- the command
-
-
-@pytest.fixture(autouse=True)
-def fresh_flags():
-    """Flags of one run are not those of the next."""
-    yield
-    flags.FLAGS.unparse_flags()
-    for name in flags.FLAGS:
-        flags.FLAGS[name].unparse()
 
 
 @pytest.fixture
