@@ -19,7 +19,6 @@ from mooncake_jax.cache.wire import Buffer, DeviceBuffer
 from mooncake_jax.errors import UsageError
 
 AUTO, HOST, GPUDIRECT = "auto", "host", "gpudirect"
-TRANSPORTS = (AUTO, HOST, GPUDIRECT)
 GPU_PLATFORMS = ("gpu", "cuda")
 TRIAL_DEADLINE_S = 60.0
 # Of the process managers: the trial is to be an MPI job of its own.
