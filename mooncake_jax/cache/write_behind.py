@@ -6,14 +6,14 @@ of DRAM is held up by being written at a time. Knows nothing of bytes or of othe
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from mooncake_jax.cache.tier import Block, Tier
+from mooncake_jax.records import record
 
 MOST_WAITING = 1000  # prompts; an SSD that has fallen so far behind gives up the oldest
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WriteBehind:
     """What a node is to do on its SSD: forget `dropped`, then write `blocks`, whose parents' keys are given too."""
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from mooncake_jax import metrics
+from mooncake_jax.records import record
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Request, TokenLogprobs
 from mooncake_jax.sched.actions import Action, Later, Report, Send
 from mooncake_jax.sched.decisions import Fault, Reject
@@ -54,7 +55,7 @@ class _Open:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Attempt:
     """A dispatch, until its request has ended and nothing of it moves any more (reservations.py)."""
 

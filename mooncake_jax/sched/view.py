@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mooncake_jax.cache.pool import KVCachePool
+from mooncake_jax.records import record
 from mooncake_jax.request import SLO, Request
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.decisions import Dispatch
@@ -46,7 +47,7 @@ class RequestView(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Copy:
     """KVCache on its way from one prefill instance to another."""
 

@@ -124,7 +124,9 @@ class _Checked:
     def handle(self, message: Message, now: float) -> list[Action]:
         assert now >= self._now, f"time runs back from {self._now} to {now}"
         self._now = now
-        actions = self._hosted.handle(pickle.loads(pickle.dumps(message)), now)
+        given = pickle.loads(pickle.dumps(message))
+        actions = self._hosted.handle(given, now)
+        assert given == message, f"an actor has changed its message: {message}"
         self._asked.add(actions, self._config)
         self._events += 1
         large = hasattr(self._actor, "view")
