@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from simulated import BLOCK, BYTES_PER_TOKEN, COST, LAYERS, RATE, by_id, make_config, make_request, outcomes
 
-from mooncake_jax.cache.tier import Block
+from mooncake_jax.cache.entry import Block
 from mooncake_jax.errors import UsageError
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED
 from mooncake_jax.sched.actions import FetchBlocks, LoadKVCache, PromoteBlocks, WriteBlocks
