@@ -16,12 +16,16 @@ class Block(NamedTuple):
 
 
 class Entry:
-    """block: what others are told of it; landed: whether all its bytes are there; pins: how many want it to stay: with
-    any it is not evicted; used: for an eviction policy, which says what it means.
+    """block: what others are told of it, once told() was asked; landed: whether all its bytes are there; pins: how many
+    want it to stay: with any it is not evicted; used: for an eviction policy, which says what it means.
     """
 
     __slots__ = ("block", "key", "landed", "pins", "slot", "used")
 
     def __init__(self, key: Hashable, slot: int = 0, landed: bool = True, pins: int = 0):
         self.key, self.slot, self.landed, self.pins, self.used = key, slot, landed, pins, 0
-        self.block = Block(key, slot)
+        self.block: Block | None = None  # many are never asked for: those of SSDs
+
+    def told(self) -> Block:
+        self.block = Block(self.key, self.slot)
+        return self.block

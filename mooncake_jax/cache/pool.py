@@ -144,7 +144,7 @@ class KVCachePool:
         entries, evicted = self._nodes[node].dram.reserve(keys)
         if evicted:
             self._left_dram(node, evicted)
-        return tuple([entry.block for entry in entries])
+        return tuple([entry.block or entry.told() for entry in entries])
 
     def awaits_writer(self, node: str, block: Block) -> bool:
         """Whether nobody has yet promised to write this reserved block: it has not landed, and the only pin is the

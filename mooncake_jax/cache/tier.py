@@ -153,7 +153,7 @@ class Tier:
             "slots leaked or used twice"
         )
         self._policy.check()
-        assert all(key is entry.key and entry.block == (key, entry.slot) for key, entry in self.entries.items())
+        assert all(key == entry.key for key, entry in self.entries.items()), "a block is found by another's key"
         assert all(entry.pins > 0 or entry.landed for entry in entries), "a block is unpinned and not landed"
         awaited = sum(not entry.landed for entry in entries)
         assert self.awaited == awaited, f"{awaited} blocks are awaited, and counted as {self.awaited}"

@@ -77,7 +77,7 @@ class Backlog:
         self._dram.pin(written)
         self._writing += len(written)
         parents = tuple([run[place - 1] if place else None for place in places[: len(written)]])
-        return WriteBehind(tuple([entry.block for entry in written]), parents, tuple(evicted))
+        return WriteBehind(tuple([entry.block or entry.told() for entry in written]), parents, tuple(evicted))
 
     def written(self, keys: Collection[bytes], stored: Collection[bytes]) -> None:
         """Those in `stored` of what was asked for are on the SSD in whole. The others could not be written: their

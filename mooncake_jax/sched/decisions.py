@@ -34,3 +34,6 @@ class Fault:
     """The request fails, for this reason: a policy or an admission went wrong itself, or nobody is there to serve."""
 
     reason: str
+
+
+ENDINGS = Reject, Fault

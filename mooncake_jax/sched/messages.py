@@ -277,11 +277,13 @@ class StepDone:
 @record
 class StepsDone:
     """In simulation: steps of one batch that follow one another, and when each ended. None but the last one may end a
-    request. As many StepDone in one, each but the last answered by RunStep with the same batch.
+    request. As many StepDone in one, each but the last answered by RunStep with the same batch; with `more`, the last
+    one as well: the device is at the next step of this batch already.
     """
 
     batch: tuple[int, ...]
     ends: tuple[float, ...]
+    more: bool = False
 
 
 @record

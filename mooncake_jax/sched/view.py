@@ -83,7 +83,7 @@ class ClusterView:
 
     # --- for schedulers
 
-    def slo_of(self, request: RequestView) -> SLO:
+    def slo_of(self, request: RequestView | Request) -> SLO:
         """Its own where it names one."""
         if request.ttft_slo is None and request.tbt_slo is None:
             return self.slo
@@ -116,7 +116,9 @@ class ClusterView:
 
     # --- for Conductor
 
-    def dispatched(self, number: int, request: RequestView, dispatch: Dispatch, reused_tokens: int, now: float) -> None:
+    def dispatched(
+        self, number: int, request: RequestView | Request, dispatch: Dispatch, reused_tokens: int, now: float
+    ) -> None:
         """A request goes where `dispatch` says, and is expected to reuse so many tokens."""
         load = self.decoding[dispatch.decoding]
         load.add(number, request.prompt_tokens, now + dispatch.ttft, self.slo_of(request).tbt)
