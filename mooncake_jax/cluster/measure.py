@@ -5,6 +5,7 @@ functions. Of repeated runs the shortest counts: other ranks share the machine.
 """
 
 import random
+import statistics
 import time
 from collections.abc import Callable
 
@@ -74,16 +75,18 @@ def prefill_s(
 
 
 def step_s(engine: DecodingEngine, layout: BlockLayout, batch: int, context: int, repeats: int) -> float:
-    """Seconds of a step of `batch` requests with `context` tokens each, for which the empty engine has room."""
+    """Seconds of a step of `batch` requests with `context` tokens each, for which the empty engine has room: the median
+    of two repeats or more, without the first, which waits for the requests' KVCache.
+    """
     total = context + repeats + 1
     kv = np.zeros((layout.layers, 2, context, layout.kv_heads, layout.head_dim), engine.dtype)
     requests = [-1 - i for i in range(batch)]
     for request in requests:
         engine.join(request, kv, 0, total)
-    seconds = min(timed(lambda: engine.step(requests)) for _ in range(repeats))
+    seconds = [timed(lambda: engine.step(requests)) for _ in range(repeats)]
     for request in requests:
         engine.leave(request)
-    return seconds
+    return statistics.median(seconds[1:])
 
 
 def load_s(engine: DecodingEngine, layout: BlockLayout, context: int, repeats: int) -> float:
@@ -115,15 +118,17 @@ def transfer_s(links: Links, node: str, nbytes: int, flows: int, repeats: int) -
     return min(timed(send) for _ in range(repeats))
 
 
-def busy_cores(work: Callable[[], object], repeats: int) -> float:
-    """How many of the machine's cores this process keeps busy meanwhile; the most, since others may take some."""
-    return max(_cores_of(work) for _ in range(repeats))
+def busy_cores(work: Callable[[], object], repeats: int, cpu_s: Callable[[], float]) -> float:
+    """How many of the machine's cores are kept busy meanwhile; the most, since others may take some. cpu_s: CPU seconds
+    used so far, of all processes that work.
+    """
+    return max(_cores_of(work, cpu_s) for _ in range(repeats))
 
 
-def _cores_of(work: Callable[[], object]) -> float:
-    cpu = time.process_time()
+def _cores_of(work: Callable[[], object], cpu_s: Callable[[], float]) -> float:
+    before = cpu_s()
     seconds = timed(work)
-    return (time.process_time() - cpu) / seconds
+    return (cpu_s() - before) / seconds
 
 
 def timed(work: Callable[[], object]) -> float:
