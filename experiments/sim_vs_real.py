@@ -52,10 +52,10 @@ def main(arguments: list[str]) -> int:
     if not 0 < FLAGS.load < 1:
         raise UsageError(f"--load={FLAGS.load}: it must be above 0 and below 1, or queues grow for ever")
     out = make_folder(FLAGS.out)
+    others = OtherWork()
     try:
         cost = Path(FLAGS.cost) if FLAGS.cost is not None else measure(out / "cost.json")
         trace = write_trace(out / "trace.jsonl", read_cost_file(cost, FLAGS.model).cost)
-        others = OtherWork()
         real, busy = serve("replay", trace, out / "real", cost), others.cores()
         runs = {"real": real, "simulated": simulate(trace, out, cost)}
     except subprocess.SubprocessError as error:  # it has told why
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     (out / "sim_vs_real.json").write_text(json.dumps(figures, indent=1) + "\n")
     agree = print_table(figures)
     if busy is not None:
-        print(f"others kept {busy:.2f} of this machine's {CORES} cores busy during the real run")
+        print(f"others kept {busy:.2f} of this machine's {CORES} cores busy while it was measured")
     print(f"results are in {out}{draw(runs, out / 'sim_vs_real.png')}")
     return 0 if agree else 1
 

@@ -1,7 +1,9 @@
 """How long the engine and the links take, measured on them: what a cost model is fitted to (report 6.1).
 
-Each instance takes a few short measurements of itself as it starts; `mooncake-jax profile` takes many, by the same
-functions. Of repeated runs the shortest counts: other ranks share the machine.
+Each instance takes a few short measurements of itself as it starts; `mooncake-jax profile` takes many, of steps and
+links by the same functions. At the start prefills are the bare engine's, without export (for which other instances
+would have to be ready), and of repeated runs the shortest counts, for other ranks measure themselves meanwhile:
+Conductor learns by which factor that is too little (sched/pace.py).
 """
 
 import random
