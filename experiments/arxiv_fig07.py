@@ -8,13 +8,13 @@ the real engine, block store, export and messenger, over a link so slow that sen
 arxiv_fig07.json and, where matplotlib is installed (extra `plots`), arxiv_fig07.png.
 """
 
-import csv
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 from absl import flags
+from reference import points
 from script import make_folder, parse, run_script
 from storing import a800_added_s
 
@@ -95,9 +95,9 @@ def simulated() -> list[dict[str, float]]:
 
 def report() -> list[dict[str, float]]:
     by_tokens: dict[int, dict[str, float]] = {}
-    with (HERE / "paper" / "arxiv_fig07.csv").open() as file:
-        for row in csv.DictReader(file):
-            by_tokens.setdefault(int(row["tokens"]), {})[row["series"]] = float(row["seconds"])
+    for way, series in zip(WAYS, points("arxiv_fig07").values(), strict=True):
+        for tokens, seconds in series:
+            by_tokens.setdefault(int(tokens), {})[way] = seconds
     return [{"tokens": tokens, **added} for tokens, added in by_tokens.items()]
 
 
