@@ -14,6 +14,7 @@ if __name__ == "__main__":
 import csv
 import json
 import platform
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -99,20 +100,24 @@ def publish(
     rows of panels[1], on `size` inches; lessons: what one learns, a sentence each. Raises UsageError for an --out that
     cannot be written to.
     """
-    name = Path(values["out"].default).name
-    out = make_folder(values.out)
-    command = command_of(name, values)
+    figure = Path(values["out"].default)
+    name = f"{figure.name}_real" if "real" in values and values.real else figure.name
+    out = make_folder(values.out if values["out"].present else str(figure.with_name(name)))
+    arguments = arguments_of(values)
+    command = shlex.join(["python", f"experiments/{figure.name}.py", *arguments])
     seeds = list(seeds_of(values)) if "seeds" in values else []
     _write_csv(out / f"{name}.csv", rows)
     found = [headline.row(name) | ({"ok": None} if values.quick else {}) for headline in headlines]
-    about = {"name": name, "claim": claim, "command": command, "quick": values.quick, "seeds": seeds}
+    about = {"name": name, "claim": claim, "command": command, "arguments": arguments}
+    about |= {"quick": values.quick, "seeds": seeds}
     about |= {"versions": {"mooncake-jax": version("mooncake-jax"), "python": platform.python_version()}}
     results = {"headlines": found, "sensitivities": [one.row() for one in sensitivities], "lessons": list(lessons)}
     print_headlines(found)
     metadata = {"Title": f"{name}: {claim}", "Description": f"{command}; seeds {seeds}"}
     told = save_pictures(out, name, draw, panels, size, metadata)
     # Last of all: where there is a JSON, the others are whole.
-    text = json.dumps(about | results | {"sources": digests(name)}, indent=1, allow_nan=False)
+    about |= results | {"sources": digests(figure.name)}
+    text = json.dumps(about, indent=1, allow_nan=False)
     partial = out / f".{name}.json"
     partial.write_text(text + "\n", encoding="utf-8")
     partial.replace(out / f"{name}.json")
@@ -120,10 +125,10 @@ def publish(
     return 0
 
 
-def command_of(name: str, values: flags.FlagValues) -> str:
-    """How to make the figure again, wherever to."""
+def arguments_of(values: flags.FlagValues) -> list[str]:
+    """Those that were given, but for --out: where results go changes none of them."""
     given = [values[flag] for flag in values if flag != "out" and values[flag].present]
-    return " ".join([f"python experiments/{name}.py", *(flag.serialize() for flag in given if flag.serialize())])
+    return sorted(text for flag in given if (text := flag.serialize()))
 
 
 def print_headlines(rows: Sequence[Mapping[str, Any]]) -> None:
