@@ -23,7 +23,7 @@ from mooncake_jax.workload.poisson import poisson_rows
 from mooncake_jax.workload.trace import write_trace
 
 FOLDER = Path(__file__).parent.parent / "experiments"
-MODULES = ("clusters", "figure", "headline", "listing", "page", "reference", "sources")
+MODULES = ("clusters", "figure", "listing", "page", "pictures", "reference", "style")
 PLOTS = importlib.util.find_spec("matplotlib") is not None
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
@@ -168,6 +168,31 @@ def test_seeds_that_are_none_are_refused(frame, seeds):
     values = frame.figure.define_flags("fast25_fig01", seeds=4)
     with pytest.raises(UsageError, match=f"--seeds={seeds}: name integers from 0 on"):
         frame.figure.parse(values, [f"--seeds={seeds}"])
+
+
+@pytest.mark.skipif(not PLOTS, reason="matplotlib is not installed")
+def test_pictures_tell_ours_from_the_papers_without_colour(frame, tmp_path):
+    style, seen = frame.style, {}
+
+    def draw(lines, groups, curves, boxes):
+        style.line(lines, [(1, 2), (2, 3)], "ours", 1, spread=[(1, 3), (2, 3)])
+        style.line(lines, [(1, 2), (2, 4)], "paper", 1, paper=True)
+        style.bars(
+            groups, ["a", "b"], {"x": [1, 2], "y": [2, None]}, {"x": [1, 1], "y": [None, 2]}, spread={"x": [(0, 2)] * 2}
+        )
+        style.cdf(curves, [(1, 0.5), (2, 1)], "ours")
+        style.cdf(curves, [(1, 0.4), (2, 1)], "paper", paper=True)
+        box = dict(whisker_low=0, q1=1, median=2, q3=3, mean=2.5)
+        style.box(boxes, {"a": box | {"whisker_high": 4}}, {"a": box})
+        seen.update(lines=lines.lines, bars=groups.patches, curves=curves.lines)
+        seen["labels"] = [axes.get_legend_handles_labels()[1] for axes in (lines, groups, curves, boxes)]
+
+    told = frame.pictures.save_pictures(tmp_path, "all", draw, (2, 2), (6, 4), {"Title": "all"})
+    assert told == ", pictures in all.png and all.svg" and (tmp_path / "all.svg").stat().st_size
+    assert seen["labels"] == [["ours", "paper"], ["paper", "x", "y"], ["ours", "paper"], ["ours", "paper"]]
+    for ours, *_, paper in (seen["lines"], seen["curves"]):
+        assert paper.get_markerfacecolor() == "none" and paper.get_linestyle() != ours.get_linestyle()
+    assert len({bar.get_hatch() for bar in seen["bars"]}) == 2
 
 
 # --- clusters
