@@ -7,6 +7,8 @@ functions, no clock.
 
 from collections.abc import Sequence
 
+from mooncake_jax.sched.profiles import profile
+
 
 def serialized_s(kv_bytes: float, bytes_per_s: float) -> float:
     """Seconds added when all is sent in the end."""
@@ -26,26 +28,22 @@ def layer_wise_s(chunks_s: Sequence[float], chunk_bytes: Sequence[float], layers
     return sent - computed
 
 
-def a800_prefill_s(tokens: int) -> float:
-    """Seconds to prefill so many tokens of a 70B LLaMA on eight A800: a fit (within 1.5 %) to what FAST25 figure 14
-    shows without a reused prefix.
-    """
-    thousands = tokens / 1024
-    return 7.54e-4 * thousands**2 + 0.1174 * thousands
-
-
+A800 = profile("micro")  # a 70B LLaMA on eight A800, calibrated to FAST25 figure 14
 A800_LAYERS = 80
 A800_KV_BYTES = 327_680  # of a token of LLaMA2-70B in bfloat16
-A800_BYTES_PER_S = 87e9  # what FAST25 figure 12 measures between two nodes with four cards of 200 Gbps
 A800_CHUNK = 8192  # tokens
 
 
-def a800_added_s(tokens: int) -> tuple[float, float]:
-    """(serialized, layer-wise) seconds added for so many tokens."""
-    ends = [*range(0, tokens, A800_CHUNK), tokens]
-    seconds = [a800_prefill_s(end) - a800_prefill_s(start) for start, end in zip(ends, ends[1:], strict=False)]
-    nbytes = [(end - start) * A800_KV_BYTES for start, end in zip(ends, ends[1:], strict=False)]
-    return (
-        serialized_s(sum(nbytes), A800_BYTES_PER_S),
-        layer_wise_s(seconds, nbytes, A800_LAYERS, A800_BYTES_PER_S),
-    )
+def a800_bytes_per_s() -> float:
+    """Between two nodes."""
+    return 1 / (A800.transfer(1) - A800.transfer(0))
+
+
+def a800_added_s(tokens: int, chunk: int = A800_CHUNK, bytes_per_s: float | None = None) -> tuple[float, float]:
+    """(serialized, layer-wise) seconds added for so many tokens; bytes_per_s: None: as between two nodes."""
+    rate = a800_bytes_per_s() if bytes_per_s is None else bytes_per_s
+    ends = [*range(0, tokens, chunk), tokens]
+    parts = list(zip(ends, ends[1:], strict=False))
+    seconds = [A800.prefill_compute(end, start) for start, end in parts]
+    nbytes = [(end - start) * A800_KV_BYTES for start, end in parts]
+    return serialized_s(sum(nbytes), rate), layer_wise_s(seconds, nbytes, A800_LAYERS, rate)

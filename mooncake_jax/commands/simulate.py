@@ -3,7 +3,6 @@
 The actors are those that serve on real ranks; a cost model stands in for engines, memories and links (simulate/).
 """
 
-import gc
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -105,13 +104,9 @@ def run_simulation(
 ) -> Run:
     """As simulate.run.simulate. Raises Stuck."""
     config, cost, requests = simulation.config, simulation.cost, simulation.requests
-    gc.disable()  # a run makes millions of objects, and no cycles of them
-    try:
-        with decision_time() as time_limit:
-            options = {"believed": simulation.believed, "check": FLAGS.check, "time_limit": time_limit}
-            return simulate(config, cost, requests, ended=ended, host=host, **options)
-    finally:
-        gc.enable()
+    with decision_time() as time_limit:
+        options = {"believed": simulation.believed, "check": FLAGS.check, "time_limit": time_limit}
+        return simulate(config, cost, requests, ended=ended, host=host, **options)
 
 
 def _run_shown(simulation: Simulation, results: Results) -> Run:

@@ -20,13 +20,11 @@ from mooncake_jax.errors import UsageError
 from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.sched.cost_file import read_cost_file
 from mooncake_jax.sched.coupled import COUPLED_MODES
-from mooncake_jax.sched.plugins import DEFAULT_COUPLED_POLICY
 from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
-from mooncake_jax.simulate.config import PARTS, SimulationConfig
+from mooncake_jax.simulate.config import PARTS, SimulationConfig, config_of
 from mooncake_jax.workload.trace import TRACE_BLOCK
 
 FLAGS = flags.FlagValues()
-_DTYPE = "bfloat16"
 # Flags that say nothing of coupled instances, and that say something of nothing else.
 _SEPARATE = (
     "prefill",
@@ -120,21 +118,20 @@ def make_config() -> SimulationConfig:
     names = set(SimulationConfig.__dataclass_fields__) & set(FLAGS)
     values: dict[str, Any] = {name: FLAGS[name].value for name in names}
     if FLAGS.coupled and not FLAGS["policy"].present:
-        values["policy"] = DEFAULT_COUPLED_POLICY
-    config = SimulationConfig(
+        del values["policy"]
+    config = config_of(
+        FLAGS.model,
         **values
         | {
             "prefill": prefill,
             "stages": stages,
-            "bytes_per_token": model.kv_bytes_per_token(_DTYPE),
-            "layers": model.num_layers,
             "block_size": TRACE_BLOCK,
             "dram_bytes": FLAGS.dram_mib << 20,
             "ssd_bytes": FLAGS.ssd_mib << 20,
             "link_bytes_per_s": None if FLAGS.link_gbps is None else FLAGS.link_gbps * 1e9 / 8,
             "without": frozenset(FLAGS.without),
         }
-        | _busy_cores(stages)
+        | _busy_cores(stages),
     )
     check_memory(FLAGS, config)
     return config

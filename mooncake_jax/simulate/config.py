@@ -5,6 +5,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from mooncake_jax.model.architectures import ARCHITECTURES
+from mooncake_jax.sched.plugins import DEFAULT_COUPLED_POLICY
+from mooncake_jax.sched.profiles import SCHEDULE_S
+
 # What of the hardware can be left out, to see what it contributes.
 PARTS = {
     "overlap": "layer-wise prefill: without it loading and computing take what the cost model says for both, and "
@@ -15,6 +19,7 @@ PARTS = {
     "storing": "moving KVCache from the devices to DRAM takes time",
     "ssd": "reading and writing SSDs takes time",
 }
+_DTYPE = "bfloat16"  # of KVCache
 UNLIMITED = (
     "ttft_slo",
     "tbt_slo",
@@ -120,3 +125,15 @@ class SimulationConfig:
     def to_json(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"without": sorted(self.without)}
         return {n: None if n in UNLIMITED and math.isinf(v) else v for n, v in values.items()}
+
+
+def config_of(model: str, **fields: Any) -> SimulationConfig:
+    """A cluster that serves one of ARCHITECTURES; what `fields` of SimulationConfig do not say is as `mooncake-jax
+    simulate` has it: Conductor takes its time, and coupled instances are chosen as vLLM's are.
+    """
+    architecture = ARCHITECTURES[model]
+    defaults: dict[str, Any] = {"decision_s": SCHEDULE_S}
+    if fields.get("coupled"):
+        defaults["policy"] = DEFAULT_COUPLED_POLICY
+    sizes = {"bytes_per_token": architecture.kv_bytes_per_token(_DTYPE), "layers": architecture.num_layers}
+    return SimulationConfig(**sizes | defaults | fields)
