@@ -5,6 +5,7 @@ thousands of blocks, and each look-up in so large a dictionary misses the proces
 """
 
 from collections.abc import Hashable
+from functools import partial
 from typing import NamedTuple
 
 
@@ -13,6 +14,9 @@ class Block(NamedTuple):
 
     key: bytes
     slot: int
+
+
+_block = partial(tuple.__new__, Block)  # as Block._make, in half its time
 
 
 class Entry:
@@ -27,5 +31,5 @@ class Entry:
         self.block: Block | None = None  # many are never asked for: those of SSDs
 
     def told(self) -> Block:
-        self.block = Block(self.key, self.slot)
+        self.block = _block((self.key, self.slot))
         return self.block

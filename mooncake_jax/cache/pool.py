@@ -287,9 +287,10 @@ class KVCachePool:
     def _left_dram(self, node: str, keys: Sequence[bytes]) -> None:
         """They have just been evicted from it."""
         tiers = self._nodes[node]
-        demoted = 0
+        there, demoted = tiers.ssd.entries.get, 0
         for key in keys:
-            kept = tiers.ssd.has_landed(key)
+            copy = there(key)
+            kept = copy is not None and copy.landed
             demoted += kept
             if not kept:
                 self._forget_holder(key, tiers.bit)

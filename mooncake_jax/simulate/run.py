@@ -83,7 +83,7 @@ def simulate(
     asked = Asked()
     if check:
         hosted = {node: _Checked(hosted[node], actor, cluster, asked, config) for node, actor in actors.items()}
-    with _uncollected():
+    with uncollected():
         serve(hosted, cluster)
     if cluster.unended:
         raise Stuck(what_waits(cluster.unended, actors))
@@ -117,7 +117,7 @@ def why_invalid(request: Request, config: SimulationConfig) -> str | None:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """A run makes millions of objects, and no cycles of them."""
     enabled = gc.isenabled()
     gc.disable()
