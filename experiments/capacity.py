@@ -31,7 +31,7 @@ def make(values: flags.FlagValues, figure: Figure) -> int:
         claim=figure.claim,
         rows=rows_of(found, theirs),
         headlines=all_headlines(figure, found, theirs, traces[0].label),
-        sensitivities=varied(requests[0], {system: found[NAMED, system][0] for system in (*SYSTEMS, HASHED)}),
+        sensitivities=varied(requests[0], {system: found[NAMED, system][0] for system in SYSTEMS}, figure.varies),
         lessons=lessons(figure, found, theirs),
         draw=lambda *panels: draw(panels, found, file),
         panels=(1, 2),

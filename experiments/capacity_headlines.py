@@ -35,7 +35,7 @@ NOTES = {
 class Figure:
     """workload: as systems.workloads names it; series: as the paper's thresholds do; tolerances: by system, in points;
     gains: per cent that Mooncake is to serve more than `over`, by limit; fitted: whether the named profiles were chosen
-    on it.
+    on it; varies: the systems of which assumptions are varied.
     """
 
     workload: str
@@ -45,6 +45,7 @@ class Figure:
     tolerances: Mapping[str, float] = field(default_factory=dict)
     gains: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     fitted: bool = False
+    varies: tuple[str, ...] = tuple(SYSTEMS)
 
 
 Found = Mapping[tuple[str, str], Sequence[Measured]]  # by calibration and system

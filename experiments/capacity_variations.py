@@ -62,10 +62,10 @@ VARIATIONS = (
 )
 
 
-def varied(requests: Sequence[Request], ours: Mapping[str, Measured]) -> list[Sensitivity]:
-    """ours: of these requests, by system, with the named profiles."""
+def varied(requests: Sequence[Request], ours: Mapping[str, Measured], systems: Sequence[str]) -> list[Sensitivity]:
+    """Of these systems. ours: of these requests, by system, with the named profiles."""
     made = []
-    for one in VARIATIONS:
+    for one in (one for one in VARIATIONS if one.system in systems):
         runs = {
             name: measure(serve(one.system, requests, **changes)) if changes else ours[one.system]
             for name, changes in one.values.items()

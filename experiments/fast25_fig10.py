@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
         headlines=[headline for workload in WORKLOADS for headline in headlines(found, theirs, labels, workload)],
         sensitivities=sensitivities(found, {workload: requests[workload][0] for workload in TARGETED}),
         lessons=lessons(found),
-        draw=lambda *panels: draw(panels, found, theirs),
+        draw=lambda *panels: draw(panels, found, theirs, labels),
         panels=(1, 2),
         size=(9.0, 3.6),
     )
@@ -185,10 +185,10 @@ def rows_of(found: Found, theirs: dict) -> list[dict]:
     ]
 
 
-def draw(panels, found: Found, theirs: dict) -> None:
-    groups = [w if w in TARGETED else f"{w} (ours: surrogate)" for w in WORKLOADS]
-    labels = {"hit_rate": "hit rate, % of prompt tokens", "gpu_s": "prefill GPU time, s a request"}
-    for axes, (value, label) in zip(panels, labels.items(), strict=True):
+def draw(panels, found: Found, theirs: dict, labels: dict[str, str]) -> None:
+    groups = [f"{w} (ours: surrogate)" if "surrogate" in labels[w] else w for w in WORKLOADS]
+    shown = {"hit_rate": "hit rate, % of prompt tokens", "gpu_s": "prefill GPU time, s a request"}
+    for axes, (value, label) in zip(panels, shown.items(), strict=True):
         heights = {cache: [getattr(mean(found, w, cache), value) for w in WORKLOADS] for cache in PAPERS}
         marks = {cache: [getattr(theirs[w, cache], value) for w in WORKLOADS] for cache in PAPERS}
         every = {cache: [[getattr(one, value) for one in found[w, cache]] for w in WORKLOADS] for cache in PAPERS}
