@@ -34,6 +34,6 @@ def draw(panels: Sequence[Any], found: Mapping[tuple[str, str], Sequence[Measure
 
 def _spread(axes: Any, shares: Mapping[int, Sequence[float]], place: int) -> None:
     """Of the seeds, at the limits."""
-    middle = [(limit, sum(some) / len(some)) for limit, some in shares.items()]
-    bounds = [(min(some), max(some)) for some in shares.values()]
-    line(axes, middle, "_", place, spread=bounds, markers=False)
+    for limit, some in shares.items():
+        mean = (limit, sum(some) / len(some))
+        line(axes, [mean], "_", place, spread=[(min(some), max(some))], markers=False)

@@ -115,8 +115,8 @@ def order_headlines(figure: Figure, found: Found, theirs: Paper, label: str) -> 
     expected = order(lambda system, limit: paper_share(theirs, system, limit), PREFIX)
     made = []
     notes = {
-        PREFIX: "with what its host takes left out, it can only gain",
-        HASHED: "with it, it loses more than it gains",
+        PREFIX: "what its host takes decides, which is left out here: so it can only gain by reuse",
+        HASHED: "what its host takes, timed apart from these figures, decides against what reuse gains",
     }
     for system, note in notes.items():
         ours = order(lambda system, limit: share_of(found, NAMED, system, limit), system)

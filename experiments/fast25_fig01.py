@@ -1,6 +1,6 @@
 """FAST25 figure 1: the share of a conversation's requests that is served within a TBT limit, on 16 nodes.
 
-    python experiments/fast25_fig01.py --traces=DIR        # 2 minutes
+    python experiments/fast25_fig01.py --traces=DIR        # 1 minute and a half
 
 Claim: Mooncake (8P+8D) serves 59 to 498 % more requests within 100 to 300 ms than vLLM on as many nodes. Expected: with
 the named profiles Mooncake within 2 points of the paper's curve at 100, 200 and 300 ms, plain vLLM and that with chunks

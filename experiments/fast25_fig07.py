@@ -1,6 +1,6 @@
 """FAST25 figure 7: figure 1 on the synthetic trace, of long prompts with much reuse.
 
-    python experiments/fast25_fig07.py --traces=DIR        # 1 minute
+    python experiments/fast25_fig07.py --traces=DIR        # half a minute
 
 Claim: Mooncake (8P+8D) serves 28 to 62 % more requests within 100 to 300 ms than vLLM on 16 nodes. Expected: with the
 profiles chosen on figure 1 Mooncake within 1 point of the paper's curve at 100, 200 and 300 ms, plain vLLM and that
