@@ -106,7 +106,7 @@ def draw(panels, ours: dict[str, list[list[int]]], papers: dict) -> None:
         spreads = [(max(min(by_bin[place]), 0.5), max(by_bin[place])) for place in kept]
         line(axes, [(middles[place], mean[place]) for place in kept], "ours", 0, spread=spreads, markers=False)
         theirs = [(middle, count) for middle, (_, count) in zip(middles, papers[what], strict=True) if count]
-        line(axes, theirs, "report", 1, paper=True)
+        line(axes, theirs, "report", 0, paper=True)
         axes.set(title=f"{what} lengths", xlabel="tokens", ylabel="requests in a bin", yscale="log")
         axes.legend()
 

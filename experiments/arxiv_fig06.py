@@ -89,8 +89,8 @@ def headlines(traces: list[Trace], theirs: Points) -> list[Headline]:
 
 def draw(axes, ours: list[Points], theirs: Points) -> None:
     for place, found in enumerate(ours):
-        cdf(axes, found, f"ours, {len(ours)} seed(s)" if not place else "_", 0)
-    cdf(axes, theirs, "report", 1, paper=True)
+        cdf(axes, found, "_" if place else "ours", 0)
+    cdf(axes, theirs, "report", 0, paper=True)
     axes.set(xlabel="uses of a block", ylabel="share of blocks with at most so many", xscale="log", ylim=(0.5, 1.005))
     axes.legend()
 
