@@ -1,7 +1,7 @@
 """FAST25 figure 12: how long the KVCache of a request takes from node to node, by its size.
 
     python experiments/fast25_fig12.py             # NICs as `micro` has them: a second
-    python experiments/fast25_fig12.py --real      # this machine's messenger against a plain TCP socket: 2 minutes
+    python experiments/fast25_fig12.py --real      # this machine's messenger against a plain TCP socket: half a minute
 
 Claim: spread over all NICs, KVCache moves at nearly the rate of their links, many times that of TCP. Expected, 64
 transfers side by side: 40 GB over 4 x 200 Gbps within 5 % of the paper's. Not met without a limit for what a NIC gets
@@ -25,7 +25,7 @@ CLAIM = "KVCache spread over all NICs moves at nearly the rate of their links; T
 GB = 1e9
 SETUPS = {"4x200gbps": (4, 200), "8x400gbps": (8, 400)}  # NICs, Gbps of each
 STREAMS = 64
-SHOWN_GB = 40
+SHOWN_GB, LARGEST_GB = 40, 100
 ENGINE = "Transfer Engine"
 CALIBRATED_GBPS = 800  # of a node of `micro`: what its transfers reach is a share of this
 PCIE4_BYTES_PER_S = 31.5e9  # 16 lanes of 16 GT/s, 128 of 130 bits
@@ -117,10 +117,10 @@ def at(points: Points, gb: float = SHOWN_GB) -> float:
 def headlines(ours: dict, theirs: dict) -> list[Headline]:
     found = []
     for (setup, slot), points in ours.items():
-        tolerance = share(0.05) if setup == "4x200gbps" else untargeted()
-        note = "" if setup == "4x200gbps" else NOTE
-        name, expected = f"{SHOWN_GB} GB over {setup}, slots: {slot}, s", at(theirs[setup][ENGINE])
-        found.append(Headline(name, expected, at(points), tolerance, "micro's NICs", "none", "predicted", note))
+        tolerance, note = (share(0.05), "") if setup == "4x200gbps" else (untargeted(), NOTE)
+        for gb in (SHOWN_GB, LARGEST_GB):
+            name, expected = f"{gb} GB over {setup}, slots: {slot}, s", at(theirs[setup][ENGINE], gb)
+            found.append(Headline(name, expected, at(points, gb), tolerance, "micro's NICs", "none", "predicted", note))
     for setup in SETUPS:
         tcp = at(theirs[setup]["TCP"])
         expected, reached = tcp / at(theirs[setup][ENGINE]), tcp / at(ours[setup, "PCIe 4.0 x16"])
