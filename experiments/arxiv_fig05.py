@@ -7,6 +7,8 @@ Claim: most prompts are short and a few have over 100k tokens; more than half of
 Expected: at no edge of a bin is the share of shorter requests off by more than 0.02; means of 7,590 and 182 tokens.
 """
 
+import itertools
+import statistics
 from bisect import bisect_left
 
 from clusters import Trace
@@ -21,6 +23,7 @@ MEANS = {"input": 7590, "output": 182}  # tokens, as the report's text has them
 MOST_APART = 0.02
 
 Bins = list[tuple[float, float]]  # from, to (tokens)
+Counted = list[tuple[tuple[float, float], int]]  # bin, requests
 
 FLAGS = define_flags("arxiv_fig05", trace=True, seeds=4)
 
@@ -30,7 +33,7 @@ def main(arguments: list[str]) -> int:
     traces = report_traces(FLAGS)
     papers = {what: paper(what) for what in LENGTHS}
     bins = {what: [bin_ for bin_, _ in counted] for what, counted in papers.items()}
-    ours = {what: [counts(trace, what, bins[what]) for trace in traces] for what in LENGTHS}
+    ours = {what: [counts(lengths_of(trace, what), bins[what]) for trace in traces] for what in LENGTHS}
     return publish(
         FLAGS,
         claim=CLAIM,
@@ -46,29 +49,27 @@ def main(arguments: list[str]) -> int:
     )
 
 
-def paper(what: str) -> list[tuple[tuple[float, float], int]]:
-    """(bin, requests)."""
+def paper(what: str) -> Counted:
     return [
         ((float(row["x_bin_left_tokens"]), float(row["x_bin_right_tokens"])), int(row["y_count_requests"]))
         for row in paper_rows(f"arxiv_fig05_{what}")
     ]
 
 
-def counts(trace: Trace, what: str, bins: Bins) -> list[int]:
-    """Requests of each bin; what is beyond the ends counts in the bin there."""
-    below = [0, *(below_edge(trace, what, edge) for _, edge in bins[:-1]), len(trace.rows)]
-    return [after - before for before, after in zip(below, below[1:], strict=False)]
+def lengths_of(trace: Trace, what: str) -> list[int]:
+    return sorted(getattr(row, LENGTHS[what]) for row in trace.rows)
 
 
-def below_edge(trace: Trace, what: str, edge: float) -> int:
-    lengths = sorted(getattr(row, LENGTHS[what]) for row in trace.rows)
-    return bisect_left(lengths, edge)
+def counts(lengths: list[int], bins: Bins) -> list[int]:
+    """Requests of each bin, of lengths in order; what is beyond the ends counts in the bin there."""
+    below = [0, *(bisect_left(lengths, edge) for _, edge in bins[:-1]), len(lengths)]
+    return [after - before for before, after in itertools.pairwise(below)]
 
 
-def headlines(what: str, traces: list[Trace], counted: list[tuple[tuple[float, float], int]]) -> list[Headline]:
+def headlines(what: str, traces: list[Trace], counted: Counted) -> list[Headline]:
     common = {"profile": "none"} | described(FLAGS, traces)
-    mean = spread(traces, lambda trace: sum(getattr(row, LENGTHS[what]) for row in trace.rows) / len(trace.rows)).mean
-    apart = spread(traces, lambda trace: distance(trace, what, counted)).mean
+    mean = spread(traces, lambda trace: statistics.mean(lengths_of(trace, what))).mean
+    apart = spread(traces, lambda trace: distance(lengths_of(trace, what), counted)).mean
     name = f"{what} lengths, largest distance of both CDFs"
     return [
         Headline(f"mean {what} length, tokens", MEANS[what], mean, share(0.02), **common),
@@ -76,12 +77,12 @@ def headlines(what: str, traces: list[Trace], counted: list[tuple[tuple[float, f
     ]
 
 
-def distance(trace: Trace, what: str, counted: list[tuple[tuple[float, float], int]]) -> float:
-    """Kolmogorov's, at the edges of the bins."""
+def distance(lengths: list[int], counted: Counted) -> float:
+    """Kolmogorov's, at the edges of the bins; of lengths in order."""
     total, so_far, most = sum(count for _, count in counted), 0, 0.0
     for (_, edge), count in counted[:-1]:
         so_far += count
-        most = max(most, abs(so_far / total - below_edge(trace, what, edge) / len(trace.rows)))
+        most = max(most, abs(so_far / total - bisect_left(lengths, edge) / len(lengths)))
     return most
 
 

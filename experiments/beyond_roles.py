@@ -22,7 +22,7 @@ from mooncake_jax.workload.dice import Dice
 from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow
 
 CLAIM = "Where the load changes between prefill and decoding, instances that change with it serve more than any split."
-PHASE_S = 300.0
+PHASE_S, QUICK_PHASE_S = 300.0, 5.0
 NODES = 16
 FIXED = (12, 10, 8, 6, 4)  # prefill instances
 ELASTIC = (12, 30.0)  # prefill instances at first, and after how many seconds roles change
@@ -47,7 +47,7 @@ FLAGS = define_flags("beyond_roles", seeds=4)
 
 def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
-    traces = [changing_load(seed, 30.0 if FLAGS.quick else PHASE_S) for seed in seeds_of(FLAGS)]
+    traces = [changing_load(seed, QUICK_PHASE_S if FLAGS.quick else PHASE_S) for seed in seeds_of(FLAGS)]
     runs = {f"{prefill}P+{NODES - prefill}D": [serve(trace, prefill) for trace in traces] for prefill in FIXED}
     runs[NAME] = [serve(trace, *ELASTIC) for trace in traces]
     ours = {(name, phase): spread(of_each, phase) for name, of_each in runs.items() for phase in (*PHASES, "all")}
