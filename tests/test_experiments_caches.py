@@ -161,7 +161,7 @@ def test_figure_9_on_the_released_traces(load, traces):
     figure = load("fast25_fig09")
     for label, most in (("Synthetic", figure.TOLERANCES["Synthetic"]), ("Conversation", figure.SHAPE)):
         rows = read_trace(traces / f"{label.lower()}_trace.jsonl")
-        theirs = {tokens: dict(figure.paper_points("fast25_fig09", label)[label])[tokens] for tokens in figure.SHOWN}
+        theirs = {tokens: dict(figure.paper_points("fast25_fig09", label)[label])[tokens] for tokens in (1e6, 5e6)}
         ours = {tokens: figure.hit_rate(rows, tokens) for tokens in theirs}
         apart = figure.offset(ours, theirs) if label == "Conversation" else 0.0
         assert {tokens: rate + apart for tokens, rate in ours.items()} == pytest.approx(theirs, abs=most)
