@@ -20,7 +20,7 @@ from mooncake_jax.request import REJECTED
 
 CLAIM = "Predicting each output's length keeps more requests within their SLOs than one length for all."
 ADMISSIONS = ("baseline", "early", "early-predicted", "request-level")
-SPEEDS = (1.5, 2.0, 3.0)
+SPEEDS = (1.5, 2.0)
 SHOWN_SPEED = 2.0
 RECHECKS = {"judged again": True, "judged once": False}
 

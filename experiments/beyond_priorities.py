@@ -22,7 +22,7 @@ from mooncake_jax.workload.dice import Dice
 
 CLAIM = "With priority classes overload is rejected from the lowest class up, and no fewer requests are served."
 CLASSES = {9: 0.2, 5: 0.5, 0: 0.3}  # priority: share of the requests
-SPEEDS = (1.5, 2.0, 2.5, 3.0)
+SPEEDS = (1.5, 2.0, 3.0)
 SHOWN_SPEED = 2.0
 REQUESTS = 6_000
 WITHOUT, WITH = "no classes", "classes"

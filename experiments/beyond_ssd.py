@@ -22,7 +22,7 @@ from mooncake_jax.sched.profiles import profile
 CLAIM = "Where DRAM is small, an SSD below it brings most of the hits that more DRAM would."
 NAMES = ("conversation", "synthetic")
 DRAM_TOKENS = (300_000, 3_000_000)  # of a node
-SSD_TOKENS = (0, 300_000, 1_000_000, 3_000_000, 10_000_000)  # of a node
+SSD_TOKENS = (0, 1_000_000, 3_000_000, 10_000_000)  # of a node
 READ_GBPS = (1.7, 3.4, 6.8, 13.6)  # GB/s of a node's drives
 TOKEN_BYTES = ARCHITECTURES["llama2-70b"].kv_bytes_per_token("bfloat16")
 
@@ -34,7 +34,7 @@ FLAGS = define_flags("beyond_ssd", traces=True)
 def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
     traces = {name: released(FLAGS, name) for name in NAMES}
-    sizes: Sequence[int] = SSD_TOKENS[::4] if FLAGS.quick else SSD_TOKENS
+    sizes: Sequence[int] = SSD_TOKENS[::3] if FLAGS.quick else SSD_TOKENS
     ours = {
         (name, dram, ssd): serve(trace, dram, ssd)
         for name, trace in traces.items()
