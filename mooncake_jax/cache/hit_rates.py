@@ -9,7 +9,7 @@ A block that a request names twice is two references, and one block. Knows nothi
 """
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mooncake_jax.cache.entry import Entry
@@ -43,11 +43,20 @@ def hit_rate(requests: Iterable[Request], capacity: float, policy: str) -> HitRa
 
 def policy_hit_rate(requests: Iterable[Request], capacity: float, policy: EvictionPolicy) -> HitRate:
     """The hit rate under any policy, which must hold no block yet. capacity: blocks, at least 0, or math.inf."""
-    resident: dict[Hashable, Entry] = {}
     hits = references = 0
-    for request in requests:
-        hits += _hits(request, resident)
+    for request, found in hits_by_request(requests, capacity, policy):
+        hits += found
         references += len(request)
+    return HitRate(hits, references)
+
+
+def hits_by_request(
+    requests: Iterable[Request], capacity: float, policy: EvictionPolicy
+) -> Iterator[tuple[Request, int]]:
+    """Each request with how many of its blocks were hit; as policy_hit_rate() in all else."""
+    resident: dict[Hashable, Entry] = {}
+    for request in requests:
+        yield request, _hits(request, resident)
         blocks = _leading(request, capacity)
         _touch(policy, blocks, resident)
         if len(resident) > capacity:
@@ -58,7 +67,6 @@ def policy_hit_rate(requests: Iterable[Request], capacity: float, policy: Evicti
             for entry in entries:
                 entry.pins = 0
             policy.unpinned(entries)
-    return HitRate(hits, references)
 
 
 def optimal_hit_rate(requests: Iterable[Request], capacity: float) -> HitRate:
