@@ -2,9 +2,10 @@
 
     python experiments/fast25_fig15.py --traces=DIR            # 42 s of CPU
 
-Claim: with few prefill nodes TTFT breaks the SLO, with few decoding nodes TBT does; between them is a plateau. Expected:
-TTFT within 10 % of the paper's from 6P to 11P, TBT within 10 % from 5P to 10P, 99 % effective requests from 7P to 10P. The right
-end (TBT, and the fall of effective requests) needs decoding steps that grow by 4 ms a request, shown as fitted.
+Claim: with few prefill nodes TTFT breaks the SLO, with few decoding nodes TBT does; between them is a plateau.
+Expected: TTFT within 10 % of the paper's from 6P to 11P, TBT within 10 % from 5P to 10P, 99 % effective requests from
+7P to 10P. The right end (TBT, and the fall of effective requests) needs decoding steps that grow by 4 ms a request,
+shown as fitted.
 """
 
 from clusters import released
