@@ -139,9 +139,9 @@ def sensitivities(requests, found: dict[float, float]) -> list[Sensitivity]:
 def draw(axes, found: dict[str, Curve], expected: Curve) -> None:
     for place, (label, points) in enumerate(found.items()):
         line(axes, points, label, place)
-    line(axes, expected, "FAST25", len(found), paper=True)
+    line(axes, expected, "paper (FAST25)", len(found), paper=True)
     ticks = [x for x, _ in expected]
-    axes.set(xlabel="bandwidth of a node, Gbps", ylabel="mean TTFT, s", xscale="log", yscale="log")
+    axes.set(xlabel="bandwidth of a node, Gbps", ylabel="mean TTFT, s", xscale="log")
     axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
     axes.minorticks_off()
     axes.legend()

@@ -159,10 +159,9 @@ def draw(panels, found: dict[str, dict[int, Figures]], expected: dict[int, Figur
     for axes, (what, label) in zip(panels, labels.items(), strict=True):
         for place, (setup, by_split) in enumerate(found.items()):
             line(axes, [(p, of[what]) for p, of in by_split.items()], setup, place)
-        line(axes, [(p, of[what]) for p, of in expected.items()], "FAST25", len(found), paper=True)
+        line(axes, [(p, of[what]) for p, of in expected.items()], "paper (FAST25)", len(found), paper=True)
         axes.set(xlabel=f"prefill nodes of {NODES}", ylabel=label)
         axes.set_xticks(list(SPLITS))
-    panels[0].set(yscale="log")
     panels[0].legend()
 
 
