@@ -89,8 +89,8 @@ def main(arguments: list[str]) -> int:
         headlines=headlines,
         sensitivities=[] if FLAGS.quick else sensitivities(conversation.requests(), found["conversation"]),
         lessons=[
-            "Nobody decides to replicate: each copy was made for a request that was quicker with it, and the hottest "
-            "blocks come to lie nearly everywhere.",
+            "Nobody decides to replicate: each copy was made for a request that was quicker with it, and the "
+            "hottest blocks come to lie nearly everywhere.",
             "That they stay there to the end, as in the paper, takes an eviction that counts uses: under LRU replicas of "
             "the 10th hottest block go where others were used last.",
         ],
