@@ -6,11 +6,12 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV ?= .venv
 PY := $(VENV)/bin/python
 MODEL := smollm2-135m
+TRACES ?= traces
 
 # The stamp names the interpreter: another PYTHON makes the environment anew.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)
 
-.PHONY: setup demo test test-slow test-traces clean
+.PHONY: setup demo test test-slow test-traces figures clean
 
 setup: $(STAMP)
 
@@ -38,6 +39,11 @@ test-slow: setup
 test-traces: setup
 	$(PY) -m mooncake_jax fetch-model $(MODEL)
 	MOONCAKE_TRACES_REQUIRED=1 $(PY) -m pytest -m traces
+
+# The paper's figures (docs/fidelity.md). TRACES names the folder of FAST25's traces.
+figures: setup
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots]'
+	$(PY) experiments/run_all.py --traces=$(TRACES)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -26,7 +26,8 @@ from pictures import save_pictures
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from script import make_folder, parse, run_script
+from script import make_folder, run_script
+from script import parse as parse_flags
 from sources import digests
 
 from mooncake_jax.errors import UsageError
@@ -74,6 +75,14 @@ def define_flags(
     return values
 
 
+def parse(values: flags.FlagValues, arguments: list[str]) -> None:
+    """As script.parse; an --out that cannot be written to is told before anything is computed. Raises UsageError."""
+    parse_flags(values, arguments)
+    if "seeds" in values:
+        seeds_of(values)
+    make_folder(_folder(values))
+
+
 def seeds_of(values: flags.FlagValues) -> tuple[int, ...]:
     """Those of --seeds; the first alone with --quick. Raises UsageError."""
     if not values.seeds or not all(seed.isdecimal() for seed in values.seeds):
@@ -97,14 +106,11 @@ def publish(
 
     claim: what the paper's figure shows, a sentence; rows: all that was computed, tidy: a number each, with columns
     that say what it is; draw: puts ours and the paper's points (style.py) into the axes that it is given, panels[0]
-    rows of panels[1], on `size` inches; lessons: what one learns, a sentence each. Raises UsageError for an --out that
-    cannot be written to.
+    rows of panels[1], on `size` inches; lessons: what one learns, a sentence each.
     """
-    figure = Path(values["out"].default)
-    name = f"{figure.name}_real" if "real" in values and values.real else figure.name
-    out = make_folder(values.out if values["out"].present else str(figure.with_name(name)))
+    script, name, out = _script(values), _name(values), Path(_folder(values))
     arguments = arguments_of(values)
-    command = shlex.join(["python", f"experiments/{figure.name}.py", *arguments])
+    command = shlex.join(["python", f"experiments/{script}.py", *arguments])
     seeds = list(seeds_of(values)) if "seeds" in values else []
     _write_csv(out / f"{name}.csv", rows)
     found = [headline.row(name) | ({"ok": None} if values.quick else {}) for headline in headlines]
@@ -116,7 +122,7 @@ def publish(
     metadata = {"Title": f"{name}: {claim}", "Description": f"{command}; seeds {seeds}"}
     told = save_pictures(out, name, draw, panels, size, metadata)
     # Last of all: where there is a JSON, the others are whole.
-    about |= results | {"sources": digests(figure.name)}
+    about |= results | {"sources": digests(script)}
     text = json.dumps(about, indent=1, allow_nan=False)
     partial = out / f".{name}.json"
     partial.write_text(text + "\n", encoding="utf-8")
@@ -129,6 +135,19 @@ def arguments_of(values: flags.FlagValues) -> list[str]:
     """Those that were given, but for --out: where results go changes none of them."""
     given = [values[flag] for flag in values if flag != "out" and values[flag].present]
     return sorted(text for flag in given if (text := flag.serialize()))
+
+
+def _script(values: flags.FlagValues) -> str:
+    return Path(values["out"].default).name
+
+
+def _name(values: flags.FlagValues) -> str:
+    """Of what it leaves behind: what was measured lies beside what was simulated."""
+    return f"{_script(values)}_real" if "real" in values and values.real else _script(values)
+
+
+def _folder(values: flags.FlagValues) -> str:
+    return values.out if values["out"].present else str(Path(values.out).with_name(_name(values)))
 
 
 def print_headlines(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -25,6 +25,7 @@ from page import write_page
 from script import make_folder, parse, run_script
 from sources import PROJECT, unchanged
 
+from mooncake_jax.commands.plots import can_plot
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.errors import UsageError
 
@@ -61,10 +62,11 @@ class Job:
         return self.folder.with_suffix(".log")
 
     def is_done(self) -> bool:
-        """Whether its JSON was made by the same arguments and code."""
+        """Whether its JSON was made by the same arguments and code, and no picture is missing that can be drawn."""
         try:
             about = json.loads((self.folder / f"{self.name}.json").read_text(encoding="utf-8"))
-            return about["arguments"] == self.arguments and unchanged(about["sources"])
+            same = about["arguments"] == self.arguments and unchanged(about["sources"])
+            return same and (not can_plot() or (self.folder / f"{self.name}.png").is_file())
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return False
 

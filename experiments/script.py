@@ -27,9 +27,11 @@ def make_folder(out: str) -> Path:
 
 
 def run_script(main: Callable[[list[str]], int]) -> None:
-    """Ends the process with main's exit code, or with 2 and one line."""
+    """Ends the process with main's exit code, with 2 and one line, or with 130 where it was interrupted."""
     try:
         sys.exit(main(sys.argv[1:]))
     except (UsageError, flags.Error) as error:
         print(f"experiments/{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
