@@ -91,8 +91,8 @@ def main(arguments: list[str]) -> int:
         lessons=[
             "Nobody decides to replicate: each copy was made for a request that was quicker with it, and the "
             "hottest blocks come to lie nearly everywhere.",
-            "That they stay there to the end, as in the paper, takes an eviction that counts uses: under LRU replicas of "
-            "the 10th hottest block go where others were used last.",
+            "That they stay there to the end, as in the paper, takes an eviction that counts uses: under LRU replicas "
+            "of the 10th hottest block go where others were used last.",
         ],
         draw=lambda *panels: draw(panels, found, expected),
         panels=(2, 3),
