@@ -5,7 +5,7 @@
 Claim: what a scheduler knows of caches and queues decides TTFT: with the global cache 3.07 s in the mean, with local
 ones 3.58 s, by load alone 5.27 s, at random 19.65 s. Expected: the order in every panel. On 8P+8D, without a fitted
 constant, means are about half of the paper's. With fewer prefill nodes, of which the paper says nothing, they come
-near. Two set-ups of that kind are shown, both fitted: 7P+9D with batches of any size and prefills that take 1.1 times as
+near. Two such set-ups are shown, both fitted: 7P+9D with batches of any size and prefills that take 1.1 times as
 long; and 6P+10D with nothing else changed, where three means are within 12 % of the paper's and load balancing
 is 36 % off.
 """
