@@ -9,7 +9,7 @@ A block that a request names twice is two references, and one block. Knows nothi
 """
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mooncake_jax.cache.eviction import POLICIES, EvictionPolicy, Optimal
@@ -42,11 +42,20 @@ def hit_rate(requests: Iterable[Request], capacity: float, policy: str) -> HitRa
 
 def policy_hit_rate(requests: Iterable[Request], capacity: float, policy: EvictionPolicy) -> HitRate:
     """The hit rate under any policy, which must hold no block yet. capacity: blocks, at least 0, or math.inf."""
-    resident: set[Hashable] = set()
     hits = references = 0
-    for request in requests:
-        hits += _hits(request, resident)
+    for request, found in hits_by_request(requests, capacity, policy):
+        hits += found
         references += len(request)
+    return HitRate(hits, references)
+
+
+def hits_by_request(
+    requests: Iterable[Request], capacity: float, policy: EvictionPolicy
+) -> Iterator[tuple[Request, int]]:
+    """Each request with how many of its blocks were hit; as policy_hit_rate() in all else."""
+    resident: set[Hashable] = set()
+    for request in requests:
+        yield request, _hits(request, resident)
         blocks = _leading(request, capacity)
         _touch(policy, blocks, resident)
         if len(resident) > capacity:
@@ -55,7 +64,6 @@ def policy_hit_rate(requests: Iterable[Request], capacity: float, policy: Evicti
             _shrink(policy, resident, capacity)
             for key in blocks:
                 policy.unpin(key)
-    return HitRate(hits, references)
 
 
 def optimal_hit_rate(requests: Iterable[Request], capacity: float) -> HitRate:
