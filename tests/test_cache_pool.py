@@ -140,6 +140,7 @@ def test_holders_of_a_block_are_the_nodes_where_it_is_found():
     landed(pool, "p0", [A])
     pool.reserve("p1", [A])
     assert (pool.holders(A), pool.holders(B), pool.holders(C)) == (("p0", "p2"), ("p2",), ())
+    assert pool.replicas() == {A: 2, B: 1}
     pool.drop_node("p2")
     assert (pool.holders(A), pool.holders(B)) == (("p0",), ())
     assert pool.match([A, B]) == {"p0": 1, "p1": 0}

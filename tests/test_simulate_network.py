@@ -64,7 +64,7 @@ def test_rates_are_max_min_fair(pairs, seed):
     rng = random.Random(seed)
     capacity = {str(node): rng.uniform(1, 10) for node in range(6)}
     flows = [((str(source), True), (str(target), False)) for source, target in pairs]
-    rates = fair_rates(flows, capacity)
+    rates = fair_rates(flows, lambda nic: capacity[nic[0]])
     for place, nics in enumerate(flows):
         narrow = False
         for nic in nics:

@@ -125,6 +125,10 @@ class KVCachePool:
         """The nodes that hold a replica of this block."""
         return tuple(self._nodes_of(self._holders.get(key, 0)))
 
+    def replicas(self) -> dict[bytes, int]:
+        """Of each block that is found anywhere, how many nodes hold it."""
+        return {key: holders.bit_count() for key, holders in self._holders.items()}
+
     def in_dram(self, node: str, keys: Iterable[bytes]) -> int:
         """How many leading blocks are found in the node's DRAM."""
         return self._nodes[node].dram.landed(keys)

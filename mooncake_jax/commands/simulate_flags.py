@@ -21,7 +21,7 @@ from mooncake_jax.model.architectures import ARCHITECTURES
 from mooncake_jax.sched.cost_file import read_cost_file
 from mooncake_jax.sched.coupled import COUPLED_MODES
 from mooncake_jax.sched.profiles import PROFILES, SCHEDULE_S
-from mooncake_jax.simulate.config import PARTS, SimulationConfig, config_of
+from mooncake_jax.simulate.config import PARTS, PREFIX_SENDERS, SimulationConfig, config_of
 from mooncake_jax.workload.trace import TRACE_BLOCK
 
 FLAGS = flags.FlagValues()
@@ -33,13 +33,17 @@ _SEPARATE = (
     "dram_mib",
     "ssd_mib",
     "link_gbps",
+    "receive_gbps",
     "inline_prefill",
+    "batched_prefill",
+    "prefix_senders",
     "kvcache_balancing_threshold",
     "prefill_mfu_floor",
     "peak_tflops",
     "without",
     "recheck",
 )
+_NODES_APART = ("batched_prefill", "prefix_senders", "receive_gbps")
 _COUPLED = ("coupled_mode", "token_budget")
 
 
@@ -55,7 +59,8 @@ def _define() -> None:
     flags.DEFINE_integer(
         "token_budget",
         None,
-        "prompt tokens in an iteration of a coupled instance (default: as its mode has it)",
+        "prompt tokens in an iteration of a coupled instance (default: as its mode has it), or in a batch of "
+        "--batched_prefill (default: no limit)",
         **kwargs,
     )
     flags.DEFINE_integer("drop_over", None, "reject prompts of more tokens, as vLLM does over 131072", **kwargs)
@@ -67,6 +72,7 @@ def _define() -> None:
     flags.DEFINE_string("believed_cost", None, "what Conductor believes of it (default: the same)", **kwargs)
     flags.DEFINE_list("without", [], f"parts of the hardware that are left out: some of {', '.join(PARTS)}", **kwargs)
     flags.DEFINE_float("link_gbps", None, "rate of a node's NIC in Gbps (default: as the cost model has it)", **kwargs)
+    flags.DEFINE_float("receive_gbps", None, "what a NIC receives, in Gbps (default: as much as it sends)", **kwargs)
     flags.DEFINE_float("decision_s", SCHEDULE_S, "seconds from an arrival until its prefill instance knows", **kwargs)
     flags.DEFINE_integer("dram_mib", 937_500, "MiB of DRAM that each prefill node lends to the KVCache pool", **kwargs)
     flags.DEFINE_integer("ssd_mib", 0, "MiB of SSD that each prefill node lends to it", **kwargs)
@@ -76,6 +82,19 @@ def _define() -> None:
     flags.DEFINE_integer("max_batch", 256, "most requests that an instance decodes at once", **kwargs)
     define_scheduling_flags(FLAGS)
     define_mfu_flags(FLAGS, "node (default: of the accelerators that --cost is of, if it says)")
+    flags.DEFINE_bool(
+        "batched_prefill",
+        False,
+        "a prefill instance takes on all that wait at once, and all are done when the last one is",
+        **kwargs,
+    )
+    flags.DEFINE_enum(
+        "prefix_senders",
+        PREFIX_SENDERS[0],
+        list(PREFIX_SENDERS),
+        "who sends the KVCache of a reused prefix to the decoding instance: the prefill instance, or any node",
+        **kwargs,
+    )
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
     flags.DEFINE_float(
         "cores",
@@ -84,7 +103,7 @@ def _define() -> None:
         **kwargs,
     )
     flags.DEFINE_float("request_timeout", math.inf, "seconds after its arrival at which a request fails", **kwargs)
-    flags.DEFINE_integer("seed", 0, "seed of --policy=random", **kwargs)
+    flags.DEFINE_integer("seed", 0, "seed of --policy=random and --prefix_senders=any", **kwargs)
     flags.DEFINE_bool("single_steps", False, "an event for each decoding step: slow, for checking", **kwargs)
     flags.DEFINE_bool("check", False, "assert all invariants all along: slow", **kwargs)
     flags.DEFINE_bool("events", False, "write events.jsonl too: what every actor handled, and when", **kwargs)
@@ -128,13 +147,23 @@ def make_config() -> SimulationConfig:
             "block_size": TRACE_BLOCK,
             "dram_bytes": FLAGS.dram_mib << 20,
             "ssd_bytes": FLAGS.ssd_mib << 20,
-            "link_bytes_per_s": None if FLAGS.link_gbps is None else FLAGS.link_gbps * 1e9 / 8,
+            "link_bytes_per_s": _bytes_per_s(FLAGS.link_gbps),
+            "receive_bytes_per_s": _bytes_per_s(FLAGS.receive_gbps),
             "without": frozenset(FLAGS.without),
         }
         | _busy_cores(stages),
     )
+    if config.batched_prefill and stages > 1:
+        raise UsageError(
+            f"--prefill={FLAGS.prefill}: a pipeline takes on one prompt after another; leave out --batched_prefill, or "
+            "use instances of one stage"
+        )
     check_memory(FLAGS, config)
     return config
+
+
+def _bytes_per_s(gbps: float | None) -> float | None:
+    return None if gbps is None else gbps * 1e9 / 8
 
 
 def _busy_cores(stages: int) -> dict[str, float]:
@@ -143,6 +172,11 @@ def _busy_cores(stages: int) -> dict[str, float]:
         return {}
     if stages > 1 or FLAGS.coupled:
         raise UsageError(f"--cores={FLAGS.cores:g} is for prefill instances of one stage and decoding instances only")
+    for name in _NODES_APART:
+        if FLAGS[name].present:
+            raise UsageError(
+                f"--{name}={FLAGS[name].value}: with --cores nodes are not modelled one by one; leave it out"
+            )
     if FLAGS.without:
         raise UsageError(
             f"--without={','.join(FLAGS.without)}: with --cores all is as it was measured, of which no part can be "
@@ -169,9 +203,9 @@ def _check_flags() -> None:
     check_above_zero(FLAGS, "request_timeout", unit=" seconds")
     check_scheduling_flags(FLAGS)
     check_mfu_flags(FLAGS)
-    check_above_zero(FLAGS, "speed", "link_gbps", "cores")
+    check_above_zero(FLAGS, "speed", "link_gbps", "receive_gbps", "cores")
     check_speed(FLAGS.speed, "--speed=")
-    for name in ("link_gbps", "cores"):
+    for name in ("link_gbps", "receive_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
             raise UsageError(f"--{name}=inf: it must be a finite number")
     for part in FLAGS.without:
@@ -188,5 +222,7 @@ def _check_coupled() -> None:
         else (_COUPLED, "it is for --coupled=N")
     )
     for name in pointless:
+        if name == "token_budget" and FLAGS.batched_prefill:
+            continue
         if FLAGS[name].present:
             raise UsageError(f"--{name}={FLAGS[name].value}: {why}; leave it out")

@@ -49,6 +49,13 @@ class RunPrefill:
 
 
 @record
+class RunPrefillBatch:
+    """In simulation: prefills that begin together and end together. Answered as each of them is."""
+
+    prefills: tuple[RunPrefill, ...]
+
+
+@record
 class PromoteBlocks:
     """Read these blocks from the SSD into their slots of DRAM. Answered by BlocksPromoted."""
 
@@ -138,5 +145,5 @@ class DropKVCache:
 
 Action: TypeAlias = (
     Send | Later | Report | RunPrefill | PromoteBlocks | FetchBlocks | AbandonCopy | WriteBlocks | LoadKVCache | RunStep
-    | InlinePrefill | RunIteration | DropKVCache
+    | RunPrefillBatch | InlinePrefill | RunIteration | DropKVCache
 )  # fmt: skip

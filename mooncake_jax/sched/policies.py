@@ -10,6 +10,7 @@ from typing import Protocol
 
 from mooncake_jax.sched.decisions import Dispatch, Reject
 from mooncake_jax.sched.placement import dispatch_to
+from mooncake_jax.sched.splitmix import STEP, mixed
 from mooncake_jax.sched.view import ClusterView, RequestView
 
 
@@ -29,12 +30,9 @@ class RandomChoice:
         return dispatch_to(list(view.prefill)[self._draw() % len(view.prefill)], request, view, now)
 
     def _draw(self) -> int:
-        """64 random bits: SplitMix64, since the standard library promises no sequence for ever."""
-        self._state = (self._state + 0x9E3779B97F4A7C15) % 2**64
-        bits = self._state
-        bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
-        return bits ^ bits >> 31
+        """64 random bits."""
+        self._state = (self._state + STEP) % 2**64
+        return mixed(self._state)
 
 
 class RoundRobin:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from mooncake_jax.errors import UsageError
+from mooncake_jax.sched.batched_prefill import BatchedPrefillInstance
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.coupled import COUPLED_MODES, CoupledInstance
 from mooncake_jax.sched.decoding import DecodingInstance, DecodingLimits
@@ -30,9 +31,15 @@ def make_actors(config: SimulationConfig, cost: CostModel, time_limit: TimeLimit
     if config.coupled:
         return {CONDUCTOR: conductor, **_coupled(config, limits)}
     step_cost = cost if config.recheck and config.admission != SERVING_ALL else None
-    prefill = {node: PrefillInstance(node, config.stages) for node in config.prefill_nodes}
+    prefill = {node: _prefill(node, config) for node in config.prefill_nodes}
     decoding = {node: DecodingInstance(node, limits, step_cost) for node in config.may_decode}
     return {CONDUCTOR: conductor, **together(prefill, decoding)}
+
+
+def _prefill(node: str, config: SimulationConfig) -> PrefillInstance:
+    if config.batched_prefill:
+        return BatchedPrefillInstance(node, config.token_budget, config.block_size)
+    return PrefillInstance(node, config.stages)
 
 
 def _coupled(config: SimulationConfig, limits: DecodingLimits) -> dict[str, Actor]:

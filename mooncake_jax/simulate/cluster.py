@@ -24,6 +24,7 @@ from mooncake_jax.sched.actions import (
     Report,
     RunIteration,
     RunPrefill,
+    RunPrefillBatch,
     RunStep,
     Send,
     WriteBlocks,
@@ -68,9 +69,9 @@ class SimulatedCluster:
     ):
         self._config, self._ended, self._judges_prefilled = config, ended, judges_prefilled
         self.events = Events()
-        rates, latency = _network(config, cost)
+        rates, receiving, latency = _network(config, cost)
         shared = "sharing" not in config.without and math.inf not in rates.values()
-        self.network = Network(self.events, rates, latency, shared)
+        self.network = Network(self.events, rates, latency, shared, receiving)
         self.cores = None if config.cores is None else Cores(self.events, config.cores)
         decoding, prefill = DecodingHardware, PrefillHardware
         if self.cores is not None:
@@ -104,6 +105,7 @@ class SimulatedCluster:
             node: {
                 Send: self._tell_conductor,
                 RunPrefill: hardware.run,
+                RunPrefillBatch: hardware.run_batch,
                 FetchBlocks: hardware.fetch,
                 PromoteBlocks: hardware.promote,
                 WriteBlocks: hardware.write,
@@ -239,10 +241,15 @@ class SimulatedCluster:
             hardware.check()
 
 
-def _network(config: SimulationConfig, cost: CostModel) -> tuple[dict[str, float], float]:
-    """What each instance's NICs send a second, in bytes, and the latency of a transfer."""
+def _network(config: SimulationConfig, cost: CostModel) -> tuple[dict[str, float], dict[str, float] | None, float]:
+    """What each instance's NICs send a second, and receive (None: as much), in bytes; and the latency of a transfer."""
     latency = cost.transfer(0)
     seconds = cost.transfer(_RATE_BYTES) - latency
     rate = config.link_bytes_per_s or (_RATE_BYTES / seconds if seconds else math.inf)
-    rates = dict.fromkeys(config.prefill_nodes, rate * config.stages) | dict.fromkeys(config.decoding_nodes, rate)
-    return rates, latency
+    received = config.receive_bytes_per_s
+    return _by_node(config, rate), None if received is None else _by_node(config, received), latency
+
+
+def _by_node(config: SimulationConfig, rate: float) -> dict[str, float]:
+    """Of a NIC a node: a pipeline has as many as stages."""
+    return dict.fromkeys(config.prefill_nodes, rate * config.stages) | dict.fromkeys(config.decoding_nodes, rate)

@@ -19,6 +19,7 @@ PARTS = {
     "storing": "moving KVCache from the devices to DRAM takes time",
     "ssd": "reading and writing SSDs takes time",
 }
+PREFIX_SENDERS = ("prefill", "any")  # simulate/senders.py
 _DTYPE = "bfloat16"  # of KVCache
 UNLIMITED = (
     "ttft_slo",
@@ -35,16 +36,18 @@ class SimulationConfig:
     """prefill instances of `stages` nodes each, and decoding instances of one node (report 3 and 5.1); or `coupled`
     instances of one node, if there are any, which do both (sched/coupled.py).
 
-    coupled_mode: one of its COUPLED_MODES; token_budget: of their iterations with prefill, None: as the mode has it;
-    drop_over: longer prompts are rejected, None: none for being long.
+    coupled_mode: one of its COUPLED_MODES; token_budget: of their iterations with prefill, None: as the mode has it, or
+    of a batch of prefills, None: no limit; drop_over: longer prompts are rejected, None: none for being long.
 
     bytes_per_token: of KVCache, in `layers` layers; dram_bytes and ssd_bytes: what each prefill node lends to the
-    KVCache pool; device_kv_tokens: KVCache in a decoding instance's device memory; link_bytes_per_s: of a node's NIC in
-    either direction, None: as the cost model's transfers; decision_s: from a request's arrival until its prefill
-    instance hears of it; recheck: whether decoding instances judge TBT again as KVCache arrives; without: those of
-    PARTS that are left out; single_steps: an event for each decoding step; cores: of the one machine that all instances
-    share (one_machine.py), None: each has its own; prefill_cores and step_cores: how many of them a prefill and a
-    decoding step keep busy alone. The others are as in the cluster of ranks (cluster/config.py).
+    KVCache pool; device_kv_tokens: KVCache in a decoding instance's device memory; link_bytes_per_s: that a node's NIC
+    sends, None: as the cost model's transfers; receive_bytes_per_s: that it receives, None: as much; decision_s: from a
+    request's arrival until its prefill instance hears of it; batched_prefill: whether a prefill instance of one node
+    takes on all that wait at once (sched/batched_prefill.py); prefix_senders: one of PREFIX_SENDERS; recheck: whether
+    decoding instances judge TBT again as KVCache arrives; without: those of PARTS that are left out; single_steps: an
+    event for each decoding step; cores: of the one machine that all instances share (one_machine.py), None: each has
+    its own; prefill_cores and step_cores: how many of them a prefill and a decoding step keep busy alone. The others
+    are as in the cluster of ranks (cluster/config.py).
     """
 
     bytes_per_token: int
@@ -64,6 +67,7 @@ class SimulationConfig:
     device_kv_tokens: int = 1_300_000
     max_batch: int = 256
     link_bytes_per_s: float | None = None
+    receive_bytes_per_s: float | None = None
     decision_s: float = 0.0
     policy: str = "kvcache-centric"
     kvcache_balancing_threshold: float = 2.0
@@ -76,6 +80,8 @@ class SimulationConfig:
     elastic_roles: bool = False
     elastic_after_s: float = 30.0
     inline_prefill: bool = False
+    batched_prefill: bool = False
+    prefix_senders: str = PREFIX_SENDERS[0]
     recheck: bool = True
     without: frozenset[str] = frozenset()
     single_steps: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mooncake_jax.request import COMPLETED, Outcome, Request
-from mooncake_jax.sched.actions import Action, FetchBlocks, LoadKVCache, RunPrefill
+from mooncake_jax.sched.actions import Action, FetchBlocks, LoadKVCache, RunPrefill, RunPrefillBatch
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.simulate.cluster import SimulatedCluster
 from mooncake_jax.simulate.config import SimulationConfig
@@ -30,6 +30,8 @@ class Asked:
                 tokens = action.request.prompt_tokens
                 self.prompt_tokens += tokens
                 self.last_layers += tokens * config.bytes_per_token // config.layers
+            elif isinstance(action, RunPrefillBatch):
+                self.add(action.prefills, config)
             elif isinstance(action, FetchBlocks):
                 self.blocks += len(action.replication.target_blocks)
             elif isinstance(action, LoadKVCache):

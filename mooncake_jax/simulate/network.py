@@ -28,15 +28,16 @@ class Flow:
 
 @dataclass(slots=True)
 class Network:
-    """rates: bytes per second that each node's NIC sends, and receives; latency: seconds that a transfer takes beside;
-    shared: whether transfers slow one another down. sent: bytes by sender; carried: how many of them have arrived, of
-    transfers that share NICs.
+    """rates: bytes per second that each node's NIC sends; latency: seconds that a transfer takes beside; shared:
+    whether transfers slow one another down; receiving: as rates, of what NICs receive, None: as much as they send.
+    sent: bytes by sender; carried: how many of them have arrived, of transfers that share NICs.
     """
 
     events: Events
     rates: Mapping[str, float]
     latency: float = 0.0
     shared: bool = True
+    receiving: Mapping[str, float] | None = None
     sent: dict[str, int] = field(default_factory=dict)
     carried: float = 0.0
     _at: dict[Nic, dict[Flow, None]] = field(default_factory=dict)  # transfers that pass a NIC, in order of beginning
@@ -45,7 +46,7 @@ class Network:
         """`arrived` is told once all bytes are there."""
         self.sent[source] = self.sent.get(source, 0) + nbytes
         if not self.shared:
-            seconds = nbytes / min(self.rates[source], self.rates[target])
+            seconds = nbytes / min(self.rate((source, True)), self.rate((target, False)))
             self.events.at(now + self.latency + seconds, _tell, arrived)
             return
         flow = Flow(((source, True), (target, False)), nbytes, arrived, now)
@@ -55,14 +56,19 @@ class Network:
             alone = alone and not passing
             passing[flow] = None
         if alone:
-            self._set(flow, min(self.rates[source], self.rates[target]), now)
+            self._set(flow, min(map(self.rate, flow.nics)), now)
         else:
             self._share(flow.nics, now)
+
+    def rate(self, nic: Nic) -> float:
+        """Bytes per second that it can carry."""
+        node, sends = nic
+        return self.rates[node] if sends or self.receiving is None else self.receiving[node]
 
     def _share(self, nics: tuple[Nic, Nic], now: float) -> None:
         """Find new rates for all that may be touched by a change at these NICs."""
         flows = list(self._connected(nics))
-        rates = fair_rates([flow.nics for flow in flows], self.rates)
+        rates = fair_rates([flow.nics for flow in flows], self.rate)
         for flow, rate in zip(flows, rates):
             if rate != flow.rate:
                 self._set(flow, rate, now)
@@ -114,24 +120,23 @@ class Network:
     def check(self) -> None:
         """Assert the invariants: no NIC is above its rate, and none with something to send rests."""
         for nic, flows in self._at.items():
-            total, rate = sum(flow.rate for flow in flows), self.rates[nic[0]]
+            total, rate = sum(flow.rate for flow in flows), self.rate(nic)
             assert 0 < total <= rate * (1 + 1e-9), f"{nic[0]}'s NIC carries {total} of {rate} bytes/s"
         for flow in {flow for flows in self._at.values() for flow in flows}:
-            full = [sum(f.rate for f in self._at[nic]) >= self.rates[nic[0]] * (1 - 1e-9) for nic in flow.nics]
+            full = [sum(f.rate for f in self._at[nic]) >= self.rate(nic) * (1 - 1e-9) for nic in flow.nics]
             assert any(full), f"a transfer from {flow.nics[0][0]} could be faster"
 
 
-def fair_rates(flows: list[tuple[Nic, Nic]], capacity: Mapping[str, float]) -> list[float]:
+def fair_rates(flows: list[tuple[Nic, Nic]], capacity: Callable[[Nic], float]) -> list[float]:
     """Max-min fair bytes per second of each: the fullest NIC shares out what it has left, again and again."""
     if len(flows) == 1:
-        [(source, target)] = flows
-        return [min(capacity[source[0]], capacity[target[0]])]
+        return [min(map(capacity, flows[0]))]
     rates = [0.0] * len(flows)
     waiting: dict[Nic, list[int]] = {}
     for place, nics in enumerate(flows):
         for nic in nics:
             waiting.setdefault(nic, []).append(place)
-    room = {nic: capacity[nic[0]] for nic in waiting}
+    room = {nic: capacity(nic) for nic in waiting}
     while waiting:
         fullest = min(waiting, key=lambda nic: room[nic] / len(waiting[nic]))
         share = room[fullest] / len(waiting[fullest])

@@ -2,20 +2,21 @@
 
 The KVCache of a request streams to its decoding instance while it is computed, layer by layer; that of the last layer
 can only follow once all is computed. An SSD reads one order after another, and writes one after another. Knows nothing
-of queues: its actor asks for one prefill at a time, or as many as fill the pipeline.
+of queues: its actor asks for one prefill at a time, as many as fill the pipeline, or a batch.
 """
 
 from collections.abc import Callable
 from functools import partial
 
 from mooncake_jax.request import Request
-from mooncake_jax.sched.actions import FetchBlocks, PromoteBlocks, RunPrefill, WriteBlocks
+from mooncake_jax.sched.actions import FetchBlocks, PromoteBlocks, RunPrefill, RunPrefillBatch, WriteBlocks
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.messages import BlocksPromoted, BlocksReplicated, BlocksWritten, PrefillDone, PrefillStarted
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.events import Events
 from mooncake_jax.simulate.group import PrefillGroup, node_transfer
 from mooncake_jax.simulate.network import Network
+from mooncake_jax.simulate.senders import Both, PrefixSenders
 
 # Called with decoding instance, dispatch, request and time.
 Received = Callable[[str, int, Request, float], None]
@@ -36,14 +37,28 @@ class PrefillHardware:
         self.node, self._config, self._cost = node, config, cost
         self._events, self._network, self._received = events, network, received
         self.group = PrefillGroup(config, cost)
+        self._senders = PrefixSenders(config)
         self._block_bytes = config.bytes_per_token * config.block_size
         self._reading_until = self._writing_until = 0.0
 
     # --- prefill
 
     def run(self, action: RunPrefill, now: float) -> None:
-        request, reused = action.request, self._reused(action)
-        begun, done = self.group.run(request.prompt_tokens, reused, now)
+        reused = self._reused(action)
+        begun, done = self.group.run(action.request.prompt_tokens, reused, now)
+        self._follow(action, reused, begun, done, now)
+
+    def run_batch(self, action: RunPrefillBatch, now: float) -> None:
+        """One after another, but nothing is known to be done before the last one is."""
+        reused = [self._reused(prefill) for prefill in action.prefills]
+        done = now
+        for prefill, tokens in zip(action.prefills, reused):
+            _, done = self.group.run(prefill.request.prompt_tokens, tokens, now)
+        for prefill, tokens in zip(action.prefills, reused):
+            self._follow(prefill, tokens, now, done, now)
+
+    def _follow(self, action: RunPrefill, reused: int, begun: float, done: float, now: float) -> None:
+        """What a prefill that begins and ends then brings with it."""
         started = PrefillStarted(action.dispatch, self.node, reused)
         if begun <= now:
             self._events.soon.append((self.node, started))
@@ -54,17 +69,17 @@ class PrefillHardware:
         self._events.post(done, self.node, message)
         streams_from = done if "overlap" in self._config.without else begun
         if streams_from <= now:
-            self._stream((action, done), now)
+            self._stream((action, reused, done), now)
         else:
-            self._events.at(streams_from, self._stream, (action, done))
+            self._events.at(streams_from, self._stream, (action, reused, done))
 
     def _reused(self, action: RunPrefill) -> int:
         """Tokens: the last one of a prompt is always computed."""
         return min(action.reuse * self._config.block_size, action.request.prompt_tokens - 1)
 
-    def _stream(self, prefill: tuple[RunPrefill, float], now: float) -> None:
+    def _stream(self, prefill: tuple[RunPrefill, int, float], now: float) -> None:
         """All KVCache of the prompt goes to the decoding instance."""
-        action, done = prefill
+        action, reused, done = prefill
         nbytes = action.request.prompt_tokens * self._config.bytes_per_token
         if "network" in self._config.without:
             self._arrived(action, done, now)
@@ -72,7 +87,13 @@ class PrefillHardware:
         last = done
         if "overlap" not in self._config.without:
             last += node_transfer(self._config, self._cost, nbytes // self._config.layers)
-        self._network.send(self.node, action.decoding, nbytes, now, partial(self._arrived, action, last))
+        arrived = partial(self._arrived, action, last)
+        sender = self._senders.sender(action.dispatch, action.decoding) if reused else None
+        if sender is not None:
+            prefix, arrived = reused * self._config.bytes_per_token, Both(arrived)
+            self._network.send(sender, action.decoding, prefix, now, arrived)
+            nbytes -= prefix
+        self._network.send(self.node, action.decoding, nbytes, now, arrived)
 
     def _arrived(self, action: RunPrefill, earliest: float, now: float) -> None:
         if now < earliest:

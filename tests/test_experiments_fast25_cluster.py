@@ -1,0 +1,104 @@
+"""FAST25's figures 5, 11, 13 and 15: that they run on a small trace, and what they count, by hand."""
+
+import csv
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mooncake_jax.request import Request
+from mooncake_jax.workload.poisson import poisson_rows
+from mooncake_jax.workload.released import RELEASED
+from mooncake_jax.workload.trace import write_trace
+
+FOLDER = Path(__file__).parent.parent / "experiments"
+FIGURES = ("fast25_fig05", "fast25_fig11", "fast25_fig13", "fast25_fig15")
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    names = ("fast25_cluster", *FIGURES)
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    for name in ("conversation", "synthetic", "toolagent"):
+        write_trace(folder / RELEASED[name].file_name, poisson_rows("simulated-16k", 60, 1.0, 0), "a test")
+    return folder
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_it_runs_and_leaves_numbers_behind(name, traces, tmp_path):
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", f"--traces={traces}", f"--out={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / f"{name}.json").read_text())
+    assert told["claim"] and told["headlines"] and told["lessons"]
+    with (tmp_path / f"{name}.csv").open(newline="") as lines:
+        assert {"paper", "fast25"} <= {row["source"].split(",")[0] for row in csv.DictReader(lines)}
+
+
+def requests_of(*tokens):
+    return [Request(str(place), 100.0 * place, n, 3, block_keys=(), ignore_eos=True) for place, n in enumerate(tokens)]
+
+
+def test_ttft_with_the_first_step_is_that_much_longer(figures):
+    of = figures.fast25_cluster
+    setup = of.Setup("", "fast25", "predicted", {"prefill": 1, "decode": 1})
+    bare, whole = (of.serve(requests_of(8192), setup.changed(first_step=first)) for first in (False, True))
+    assert whole.mean_ttft - bare.mean_ttft == pytest.approx(setup.cost().step(1, 8193), rel=1e-6)
+    assert bare.mean_ttft == bare.outcomes[0].ttft_s
+
+
+def test_a_request_of_one_token_ends_with_its_prefill(figures):
+    of = figures.fast25_cluster
+    request = Request("0", 0.0, 1000, 1, block_keys=(), ignore_eos=True)
+    served = of.serve([request], of.Setup("", "micro", "predicted", {"prefill": 1}, first_step=True))
+    assert served.ttfts == {"0": served.outcomes[0].ttft_s}
+
+
+def test_a_setup_changes_its_costs_and_the_simulation_apart(figures):
+    of = figures.fast25_cluster
+    setup = of.Setup("", "fast25", "fitted", {"prefill": 7}, request_s=4e-3, prefill_factor=1.1).changed(decode=9)
+    plain = of.Setup("", "fast25", "predicted", {}).cost()
+    assert setup.fields == {"prefill": 7, "decode": 9}
+    assert setup.cost().step(1, 8192) == pytest.approx(plain.step(1, 8192))
+    assert setup.cost().step(11, 8192) - setup.cost().step(1, 8192) == pytest.approx(0.04)
+    assert setup.cost().prefill_compute(9000, 0) == pytest.approx(1.1 * plain.prefill_compute(9000, 0))
+
+
+def test_the_knee_lies_between_the_bandwidths_where_ttft_passes_it(figures):
+    knee = figures.fast25_fig13.knee
+    assert knee([(10.0, 9.0), (40.0, 3.0), (160.0, 2.0)]) == pytest.approx(40.0)
+    assert 40 < knee([(10.0, 9.0), (40.0, 4.0), (160.0, 2.0)]) < 160
+    assert knee([(10.0, 2.1), (40.0, 2.0)]) is None
+
+
+def test_blocks_are_ranked_by_all_samples_together(figures, monkeypatch):
+    pools = iter([{}, {b"a": 3, b"b": 1}, {b"a": 0, b"b": 4}, {b"c": 8}])
+    pool = SimpleNamespace(replicas=lambda: next(pools))
+    conductor = SimpleNamespace(view=SimpleNamespace(pool=pool), handle=lambda message, now: [])
+    sampled = figures.fast25_fig11.Sampled(conductor)
+    for now in (0.0, 31.0, 59.0, 95.0):
+        sampled.handle(None, now)
+    monkeypatch.setattr(figures.fast25_fig11, "RANKS", (1, 2))
+    assert sampled.series(65.0) == {1: [(0.0, 0), (30.0, 1), (60.0, 4)], 2: [(0.0, 0), (30.0, 3), (60.0, 0)]}
+
+
+def test_an_end_falls_only_below_the_plateau(figures):
+    of = {p: {"effective": 99.0} for p in range(5, 12)}
+    of[11]["effective"], of[5]["effective"] = 97.9, 98.5
+    assert [figures.fast25_fig15.falls(of, end) for end in (5, 11)] == ["stays", "falls"]
+
+
+def test_a_box_reaches_to_the_last_value_near_it(figures):
+    assert figures.fast25_fig05.box_of([1.0, 2.0, 3.0, 4.0, 100.0]) == {
+        "whisker_low": 1.0, "q1": 2.0, "median": 3.0, "q3": 4.0, "whisker_high": 4.0, "mean": 22.0
+    }  # fmt: skip
