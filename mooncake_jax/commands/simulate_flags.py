@@ -39,6 +39,7 @@ _SEPARATE = (
     "peak_tflops",
     "without",
     "recheck",
+    "rematch",
 )
 _COUPLED = ("coupled_mode", "token_budget")
 
@@ -77,6 +78,7 @@ def _define() -> None:
     define_scheduling_flags(FLAGS)
     define_mfu_flags(FLAGS, "node (default: of the accelerators that --cost is of, if it says)")
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
+    flags.DEFINE_bool("rematch", True, "prefill instances match the prefix again as a prefill starts", **kwargs)
     flags.DEFINE_float(
         "cores",
         None,

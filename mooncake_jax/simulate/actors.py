@@ -30,7 +30,7 @@ def make_actors(config: SimulationConfig, cost: CostModel, time_limit: TimeLimit
     if config.coupled:
         return {CONDUCTOR: conductor, **_coupled(config, limits)}
     step_cost = cost if config.recheck and config.admission != SERVING_ALL else None
-    prefill = {node: PrefillInstance(node, config.stages) for node in config.prefill_nodes}
+    prefill = {node: PrefillInstance(node, config.stages, config.rematch) for node in config.prefill_nodes}
     decoding = {node: DecodingInstance(node, limits, step_cost) for node in config.may_decode}
     return {CONDUCTOR: conductor, **together(prefill, decoding)}
 

@@ -41,10 +41,11 @@ class SimulationConfig:
     bytes_per_token: of KVCache, in `layers` layers; dram_bytes and ssd_bytes: what each prefill node lends to the
     KVCache pool; device_kv_tokens: KVCache in a decoding instance's device memory; link_bytes_per_s: of a node's NIC in
     either direction, None: as the cost model's transfers; decision_s: from a request's arrival until its prefill
-    instance hears of it; recheck: whether decoding instances judge TBT again as KVCache arrives; without: those of
-    PARTS that are left out; single_steps: an event for each decoding step; cores: of the one machine that all instances
-    share (one_machine.py), None: each has its own; prefill_cores and step_cores: how many of them a prefill and a
-    decoding step keep busy alone. The others are as in the cluster of ranks (cluster/config.py).
+    instance hears of it; recheck: whether decoding instances judge TBT again as KVCache arrives; rematch: whether
+    prefill instances match a prefix again as its prefill starts; without: those of PARTS that are left out;
+    single_steps: an event for each decoding step; cores: of the one machine that all instances share (one_machine.py),
+    None: each has its own; prefill_cores and step_cores: how many of them a prefill and a decoding step keep busy
+    alone. The others are as in the cluster of ranks (cluster/config.py).
     """
 
     bytes_per_token: int
@@ -77,6 +78,7 @@ class SimulationConfig:
     elastic_after_s: float = 30.0
     inline_prefill: bool = False
     recheck: bool = True
+    rematch: bool = True
     without: frozenset[str] = frozenset()
     single_steps: bool = False
     cores: float | None = None
