@@ -101,11 +101,14 @@ def sensitivities(seeds: tuple[int, ...]) -> Iterator[Sensitivity]:
     seeds = seeds[:2]
     for system in (THREE, VLLM):
         name = f"rate within both SLOs, {ARXIV.name}, {system}, requests/s"
-        counts = (200, 400, 1000, 2000)
+        counts = (200, 400, 1000)
         results = [crossed(replace(ARXIV, requests=count), system, seeds) for count in counts]
         yield Sensitivity("requests at a rate", counts, name, results)
+    batches = (24, 48, 256)
+    results = [crossed(ARXIV, VLLM, seeds, max_batch=most) for most in batches]
+    yield Sensitivity("vLLM's largest batch", batches, name, results)
     name = f"rate within both SLOs, {L_EVAL.name}, {TWO}, requests/s"
-    documents = (2, 4, 6, 8)
+    documents = (2, 4, 8)
     results = [crossed(replace(L_EVAL, at_once=count), TWO, seeds) for count in documents]
     yield Sensitivity("documents asked about at a time", documents, name, results)
     results = [crossed(L_EVAL, TWO, seeds, rematch=rematch) for rematch in (False, True)]
@@ -125,7 +128,7 @@ def draw(panels, ours: dict[Workload, Found]) -> None:
     for workload, found in ours.items():
         for what in ("ttft", "tbt"):
             draw_ratios(next(places), workload, what, found)
-    panels[0].legend()
+    panels[1].legend(ncols=2)
 
 
 if __name__ == "__main__":

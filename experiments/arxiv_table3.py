@@ -4,14 +4,15 @@
 
 Claim: on 8 prefill and 8 decoding instances, a trace replayed twice as fast, the baseline rejects 4,183 of 23,000
 requests, early rejection 3,771, and with prediction 3,589. The report does not say how many of the others kept their
-SLOs: here good requests stand beside the rejected ones. Expected: that order, but differences of 1 % between the three,
-not of 10 to 14 %; those come out where decoding instances do not judge again as KVCache arrives, and then most of the
-requests that are admitted miss their TBT.
+SLOs: here good requests stand beside the rejected ones. Expected: no number. On the conversation trace the order comes
+out, with differences of 1 % between the three; on the surrogate it does not. The report's 10 to 14 % come out where
+decoding instances do not judge again as KVCache arrives, and then most requests that are admitted miss their TBT.
 
 What decides: a policy that keeps the pool that binds busy serves what that pool can, and all three do, so they reject
 about alike: what the baseline prefills in vain costs it nothing while prefill has time to spare. Judging by the mean of
 the decoding pool, by those alone whose prefill has ended, or by a t_d that is too short admits more than instances can
-decode in time; those that judge again take that back. The number of prefill instances says which pool binds.
+decode in time; those that judge again take that back. Good requests hang on a hair where admissions go by the very SLO,
+since steps grow by a few per mille while outputs do: so one setting has them go by 0.095 s.
 """
 
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ class Setting:
 SETTINGS = (
     Setting("judged again", "fast25", {"recheck": True}),
     Setting("judged once", "fast25", {"recheck": False}),
+    Setting("judged again, by 0.095 s", "fast25", {"recheck": True, "tbt_slo": 0.095}),
     Setting("judged again", "micro", {"recheck": True}),
 )
 
@@ -58,14 +60,14 @@ def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
     conversation, reported = released(FLAGS, "conversation"), reports(FLAGS)
     cases = [(setting, conversation) for setting in SETTINGS]
-    cases += [(setting, reported) for setting in SETTINGS if setting.profile != "micro"]
+    cases += [(setting, reported) for setting in SETTINGS[:2]]
     ours = [(setting, trace, table(trace, setting)) for setting, trace in cases]
     return publish(
         FLAGS,
         claim=CLAIM,
         rows=[row for setting, trace, found in ours for row in rows_of(setting, trace, found)],
         headlines=[one for setting, trace, found in ours for one in headlines(setting, trace, found)],
-        sensitivities=[] if FLAGS.quick else [*sensitivities(conversation)],
+        sensitivities=[] if FLAGS.quick else [*sensitivities(conversation, ours)],
         lessons=[lesson(*[found for _, _, found in ours][:2])],
         draw=lambda *panels: draw(panels, ours),
         panels=(2, 1),
@@ -90,8 +92,13 @@ def table(trace: Trace, setting: Setting, **fields: Any) -> Table:
 
 
 def in_order(rejected: dict[str, int]) -> str:
-    """Of the policies, the most rejections first."""
-    return " > ".join(sorted(rejected, key=lambda name: -rejected[name]))
+    """Of the policies, the most rejections first; = between those that reject as many."""
+    first, *others = sorted(rejected, key=lambda name: -rejected[name])
+    text, last = first, first
+    for name in others:
+        text += f" {'=' if rejected[name] == rejected[last] else '>'} {name}"
+        last = name
+    return text
 
 
 def rejected(found: Table) -> dict[str, int]:
@@ -126,23 +133,23 @@ def told(found: Table) -> str:
     return "; ".join(each)
 
 
-def sensitivities(trace: Trace) -> Iterator[Sensitivity]:
+def sensitivities(trace: Trace, ours: list[tuple[Setting, Trace, Table]]) -> Iterator[Sensitivity]:
     """Of what decides the order, and of how many are good."""
-    again, once, _ = SETTINGS
-    for assumption, field, values in (
-        ("prefill instances", "prefill", (5, 6)),
-        ("TBT SLO that admissions go by, s", "tbt_slo", (0.095, 0.098)),
-    ):
-        tried = [table(trace, again, **{field: value}) for value in values]
-        for name in ADMISSIONS:
-            yield Sensitivity(assumption, values, f"rejected, {name}", [found[name].rejected for found in tried])
-            yield Sensitivity(assumption, values, f"good, {name}", [found[name].good() for found in tried])
+    (again, _, judged_again), (once, _, judged_once), *_ = ours
+    fewer = FLAGS.prefill * 3 // 4
+    tried = [table(trace, again, prefill=fewer), judged_again]
+    for name in ADMISSIONS:
+        values = (fewer, FLAGS.prefill)
+        about = f"{again.name}, {name}"
+        yield Sensitivity("prefill instances", values, f"rejected, {about}", [found[name].rejected for found in tried])
+        yield Sensitivity("prefill instances", values, f"good, {about}", [found[name].good() for found in tried])
     times, name = (20.0, 40.0, 60.0), "with prediction"
     cluster = {"prefill": FLAGS.prefill, "decode": FLAGS.decode} | once.fields
     requests = trace.requests(FLAGS.speed)
     tried = [serve(requests, name, once.profile, **cluster, decoding_time_s=seconds) for seconds in times]
-    yield Sensitivity("t_d, s", times, f"rejected, {name}", [served.rejected for served in tried])
-    yield Sensitivity("t_d, s", times, f"good, {name}", [served.good() for served in tried])
+    served, values = [*tried, judged_once[name]], (*times, "learned")
+    yield Sensitivity("t_d, s", values, f"rejected, {once.name}, {name}", [one.rejected for one in served])
+    yield Sensitivity("t_d, s", values, f"good, {once.name}, {name}", [one.good() for one in served])
 
 
 def rows_of(setting: Setting, trace: Trace, found: Table) -> Iterator[dict[str, Any]]:

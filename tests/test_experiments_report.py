@@ -25,7 +25,7 @@ def ours(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory):
+def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces")
     write_trace(folder / "conversation_trace.jsonl", poisson_rows("l-eval", 60, 2.0, 0), "l-eval, for a test")
     return folder
@@ -42,10 +42,10 @@ def traces(tmp_path_factory):
         ("arxiv_table3", True),
     ],
 )
-def test_a_figure_runs_on_a_few_requests(name, trace, traces, tmp_path):
-    flags = [f"--traces={traces}"] if trace else []
+def test_a_figure_runs_on_a_few_requests(name, trace, small, tmp_path):
+    flags = [f"--traces={small}"] if trace else []
     if name in ("arxiv_fig08", "arxiv_fig13", "arxiv_table3"):
-        flags.append(f"--trace={traces / 'conversation_trace.jsonl'}")
+        flags.append(f"--trace={small / 'conversation_trace.jsonl'}")
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", f"--out={tmp_path}", *flags]
     path = os.pathsep.join(filter(None, (str(FOLDER.parent), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"PYTHONPATH": path}
@@ -117,3 +117,15 @@ def test_loads_are_sampled_while_requests_arrive_and_requests_counted_as_they_en
     done = [outcome for outcome in served.outcomes if outcome.status == COMPLETED]
     assert served.good() == sum(o.ttft_s <= 30 and (o.tbt_top10_s or 0) <= 0.1 for o in done)
     assert served.good(limit=9.0) == sum(o.ttft_s <= 30 for o in done) == len(done)
+
+
+@pytest.mark.traces
+def test_loads_swing_in_anti_phase_under_early_rejection_and_not_with_prediction(ours, traces):
+    figure = importlib.import_module("arxiv_fig09")
+    figure.parse(figure.FLAGS, [f"--traces={traces}"])
+    trace = figure.released(figure.FLAGS, "conversation")
+    early, predicted = (
+        figure.steady(figure.overloaded(trace, name, "fast25")) for name in (figure.EARLY, figure.PREDICTED)
+    )
+    assert figure.correlated(early) < -0.4 and figure.correlated(predicted) > -0.25
+    assert figure.deviation(predicted) < 0.5 * figure.deviation(early)
