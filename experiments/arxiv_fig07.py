@@ -123,11 +123,11 @@ def headlines(ours: Seconds, machine: str) -> list[Headline]:
         f"the link is so slow that sending takes {FLAGS.share:.0%} of computing the longest prompt; what else the "
         "machine does meanwhile counts"
     )
-    why = slow if FLAGS.real else ""
+    link = slow if FLAGS.real else ""
     rows = [
         ("serialized, by length", trend(paper[WAYS[0]]), trend(ours[WAYS[0]]), same(), ""),
-        ("layer-wise, by length", trend(paper[WAYS[1]]), trend(ours[WAYS[1]]), same(), why),
-        ("layer-wise over serialized at the longest", last(paper), last(ours), at_most(MOST_SHARE), why),
+        ("layer-wise, by length", trend(paper[WAYS[1]]), trend(ours[WAYS[1]]), same(), link),
+        ("layer-wise over serialized at the longest", last(paper), last(ours), at_most(MOST_SHARE), link),
     ]
     if not FLAGS.real:
         rows.append(("serialized at 128k, s", paper[WAYS[0]][-1][1], ours[WAYS[0]][-1][1], untargeted(), note))

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from absl import flags
+from other_work import OtherWork
 from script import make_folder, parse, run_script
 
 from mooncake_jax.commands.plots import NO_PICTURE, can_plot, pyplot
@@ -51,22 +52,27 @@ def main(arguments: list[str]) -> int:
     if not 0 < FLAGS.load < 1:
         raise UsageError(f"--load={FLAGS.load}: it must be above 0 and below 1, or queues grow for ever")
     out = make_folder(FLAGS.out)
+    others = OtherWork()
     try:
         cost = Path(FLAGS.cost) if FLAGS.cost is not None else measure(out / "cost.json")
         trace = write_trace(out / "trace.jsonl", read_cost_file(cost, FLAGS.model).cost)
-        runs = {"real": serve("replay", trace, out / "real", cost), "simulated": simulate(trace, out, cost)}
+        real, busy = serve("replay", trace, out / "real", cost), others.cores()
+        runs = {"real": real, "simulated": simulate(trace, out, cost)}
     except subprocess.SubprocessError as error:  # it has told why
         print(f"experiments/sim_vs_real.py: {error}", file=sys.stderr)
         return 1
     figures = {name: summarise(outcomes) for name, outcomes in runs.items()}
     (out / "sim_vs_real.json").write_text(json.dumps(figures, indent=1) + "\n")
     agree = print_table(figures)
+    if busy is not None:
+        print(f"others kept {busy:.2f} of this machine's {CORES} cores busy while it was measured")
     print(f"results are in {out}{draw(runs, out / 'sim_vs_real.png')}")
     return 0 if agree else 1
 
 
 def measure(file: Path) -> Path:
-    run("profile", {"model": FLAGS.model, "max_batch": CLUSTER["max_batch"], "out": file})
+    wanted = {"model": FLAGS.model, "max_batch": CLUSTER["max_batch"], "block_size": TRACE_BLOCK, "out": file}
+    run("profile", wanted)
     return file
 
 

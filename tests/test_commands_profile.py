@@ -60,9 +60,9 @@ def test_a_model_is_measured_and_fitted(tmp_path):
     assert (tmp_path / "cost.png").exists() == drawn == ("no picture" not in done.stdout)
 
 
-def points(longest=2048, max_batch=16, bytes_per_token=1000):
+def points(longest=2048, max_batch=16, block_size=16, bytes_per_token=1000):
     """What a machine that is exactly TRUE would be measured as."""
-    measured = shapes(longest, max_batch)
+    measured = shapes(longest, max_batch, block_size)
     return {
         PREFILL: [(t, p, TRUE.prefill(t, p)) for t, p in measured.prefill],
         STEP: [(b, b * c, TRUE.step(b, b * c)) for b, c in measured.steps],
@@ -71,10 +71,12 @@ def points(longest=2048, max_batch=16, bytes_per_token=1000):
     }
 
 
-@pytest.mark.parametrize(("longest", "max_batch"), [(2048, 16), (64, 4), (8192, 64)])
-def test_what_is_measured_determines_every_coefficient(longest, max_batch):
-    cost, fits = fit_and_judge(points(longest, max_batch), CHUNK)
-    for part, measured in points(longest, max_batch).items():
+@pytest.mark.parametrize(
+    ("longest", "max_batch", "block_size"), [(2048, 16, 16), (64, 4, 16), (8192, 64, 16), (2048, 8, 512)]
+)
+def test_what_is_measured_determines_every_coefficient(longest, max_batch, block_size):
+    cost, fits = fit_and_judge(points(longest, max_batch, block_size), CHUNK)
+    for part, measured in points(longest, max_batch, block_size).items():
         for *arguments, seconds in measured:
             assert predictor(cost, part)(*arguments) == pytest.approx(seconds, rel=1e-4)
     assert set(fits) == {PREFILL, STEP, TRANSFER, LOAD}
@@ -103,11 +105,20 @@ def test_lengths_are_spread_evenly_and_are_no_powers_of_two():
     assert spread(1, 1, 8) == [1] and spread(3, 5, 8) == [3, 4, 5]
 
 
+@pytest.mark.parametrize("block_size", [1, 16, 100, 512, 4096])
+def test_what_is_reused_is_whole_blocks_and_never_all_of_a_prompt(block_size):
+    prefill = shapes(2048, 8, block_size).prefill
+    assert len(set(prefill)) == len(prefill)
+    assert all(prefix % block_size == 0 and prefix < tokens for tokens, prefix in prefill)
+    assert any(prefix for _, prefix in prefill) == (block_size < 2048)
+
+
 @pytest.mark.parametrize(
     ("flag", "complaint"),
     [
         ("--repeats=0", "--repeats=0: it must be at least 1"),
         ("--max_batch=0", "--max_batch=0: it must be at least 1"),
+        ("--block_size=0", "--block_size=0: it must be at least 1"),
         ("--prefill_chunk=-1", "--prefill_chunk=-1: it must be at least 1"),
         ("--longest=63", "--longest=63: use 64 to 2032 tokens with this model"),
         ("--longest=2033", "--longest=2033: use 64 to 2032 tokens with this model"),

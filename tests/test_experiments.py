@@ -132,3 +132,14 @@ def test_sim_vs_real_refuses_bad_flags_with_one_line(tmp_path, flag, complaint):
     assert done.returncode == 2
     assert done.stderr.startswith("experiments/sim_vs_real.py: ") and complaint in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not tell what others do")
+def test_what_an_experiment_computes_is_not_others_work(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    other_work = importlib.import_module("other_work")
+    work = "import time\nwhile time.process_time() < 0.3: pass"
+    begun, own = other_work.OtherWork(), other_work._own_s()
+    subprocess.run([sys.executable, "-c", work], check=True)
+    assert other_work._own_s() - own >= 0.3
+    assert 0 <= begun.cores() <= os.cpu_count()

@@ -20,7 +20,7 @@ def test_prompts_are_padded_as_the_engine_pads_its_chunks(chunk):
 
 
 def test_batches_are_padded_to_powers_of_two():
-    assert [padded_batch(batch) for batch in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
+    assert [padded_batch(batch) for batch in range(10)] == [0, 1, 2, 4, 4, 8, 8, 8, 8, 16]
 
 
 def test_work_costs_what_it_is_padded_to():
@@ -28,7 +28,8 @@ def test_work_costs_what_it_is_padded_to():
     assert padded.prefill(300, 0) == padded.prefill(512, 0) == plain.prefill(512, 0)
     assert padded.prefill(1300, 1000) == plain.prefill(1512, 1000)
     assert padded.prefill_compute(520, 0) == plain.prefill_compute(528, 0)
-    assert padded.step(3, 1000) == plain.step(4, 1000) > plain.step(3, 1000)
+    assert padded.step(3, 900) == plain.step(4, 1200) > plain.step(3, 900)
+    assert padded.step(4, 1000) == plain.step(4, 1000) and padded.step(0, 0) == plain.step(0, 0)
 
 
 def test_a_chunk_has_tokens():

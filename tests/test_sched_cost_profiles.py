@@ -104,9 +104,10 @@ def test_transfers_share_a_link():
     assert PROFILES["micro"].transfer(10**9, 4) == pytest.approx(4 * PROFILES["micro"].transfer(10**9))
 
 
-@pytest.mark.parametrize(
-    ("name", "request_ms"), [("micro", 0.14), ("arxiv", 0.6), ("fast25", 3.5), ("vllm", 5.0), ("vllm-chunked", 5.0)]
-)
+VLLM_MS = [("vllm", 5.0), ("vllm-chunked", 5.0), ("vllm051", 4.75), ("vllm051-chunked", 4.75)]
+
+
+@pytest.mark.parametrize(("name", "request_ms"), [("micro", 0.14), ("arxiv", 0.6), ("fast25", 3.5), *VLLM_MS])
 def test_profiles_differ_in_what_one_more_request_costs_and_not_in_one_alone(name, request_ms):
     cost = profile(name)
     assert cost.step(1, 8 * K) == pytest.approx(0.0265)
@@ -114,8 +115,9 @@ def test_profiles_differ_in_what_one_more_request_costs_and_not_in_one_alone(nam
     assert cost.prefill(64 * K, 0) >= profile("micro").prefill(64 * K, 0)
 
 
-def test_vllm_loads_nothing_it_reuses_and_pays_for_chunks():
-    vllm, chunked = profile("vllm"), profile("vllm-chunked")
+@pytest.mark.parametrize("name", ["vllm", "vllm051"])
+def test_vllm_loads_nothing_it_reuses_and_pays_for_chunks(name):
+    vllm, chunked = profile(name), profile(f"{name}-chunked")
     assert vllm.prefill(64 * K, 32 * K) == vllm.prefill_compute(64 * K, 32 * K)
     one_chunk = chunked.prefill_compute(3 * 2048, 2 * 2048) - vllm.prefill_compute(3 * 2048, 2 * 2048)
     assert one_chunk == pytest.approx(0.060)

@@ -53,6 +53,20 @@ def test_a_request_alone_takes_what_the_cost_model_says():
     assert alone.tbt_mean_s == pytest.approx(sum(steps) / len(steps))
 
 
+def test_who_joins_waits_for_the_step_under_way_and_steps_go_by_the_longest_context():
+    short, long = make_request("short", 100, output=40), make_request("long", 400, output=3)
+    served = outcomes([short, long], cores=64.0, prefill_cores=2.0, step_cores=2.0, policy="round-robin")
+    joins = served["long"].ttft_s
+    arrived = COST.prefill(400, 0) + LAST_LAYER * 400 + COST.load(400 * 1000)
+    ends = [served["short"].ttft_s]
+    while ends[-1] < arrived:
+        ends.append(ends[-1] + COST.step(1, 100 + len(ends)))
+    assert joins == pytest.approx(ends[-1]) and arrived < joins < arrived + COST.step(1, 140)
+    steps = [COST.step(1, 100 + len(ends))]  # has been asked for when it joins
+    steps += [COST.step(2, 2 * (400 + produced)) for produced in (1, 2)]
+    assert served["long"].tbt_mean_s == pytest.approx(sum(steps) / 2)
+
+
 def test_two_prefills_at_once_take_twice_as_long_on_cores_that_one_fills():
     requests = [make_request("a", 100, output=1), make_request("b", 100, output=1)]
     policy = {"policy": "round-robin", "cores": 2.0, "prefill_cores": 2.0, "step_cores": 1.0}

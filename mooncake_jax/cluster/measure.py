@@ -1,10 +1,13 @@
 """How long the engine and the links take, measured on them: what a cost model is fitted to (report 6.1).
 
-Each instance takes a few short measurements of itself as it starts; `mooncake-jax profile` takes many, by the same
-functions. Of repeated runs the shortest counts: other ranks share the machine.
+Each instance takes a few short measurements of itself as it starts; `mooncake-jax profile` takes many, of steps and
+links by the same functions. At the start prefills are the bare engine's, without export (for which other instances
+would have to be ready), and of repeated runs the shortest counts, for other ranks measure themselves meanwhile:
+Conductor learns by which factor that is too little (sched/pace.py).
 """
 
 import random
+import statistics
 import time
 from collections.abc import Callable
 
@@ -74,16 +77,18 @@ def prefill_s(
 
 
 def step_s(engine: DecodingEngine, layout: BlockLayout, batch: int, context: int, repeats: int) -> float:
-    """Seconds of a step of `batch` requests with `context` tokens each, for which the empty engine has room."""
+    """Seconds of a step of `batch` requests with `context` tokens each, for which the empty engine has room: the median
+    of two repeats or more, without the first, which waits for the requests' KVCache.
+    """
     total = context + repeats + 1
     kv = np.zeros((layout.layers, 2, context, layout.kv_heads, layout.head_dim), engine.dtype)
     requests = [-1 - i for i in range(batch)]
     for request in requests:
         engine.join(request, kv, 0, total)
-    seconds = min(timed(lambda: engine.step(requests)) for _ in range(repeats))
+    seconds = [timed(lambda: engine.step(requests)) for _ in range(repeats)]
     for request in requests:
         engine.leave(request)
-    return seconds
+    return statistics.median(seconds[1:])
 
 
 def load_s(engine: DecodingEngine, layout: BlockLayout, context: int, repeats: int) -> float:
@@ -115,15 +120,17 @@ def transfer_s(links: Links, node: str, nbytes: int, flows: int, repeats: int) -
     return min(timed(send) for _ in range(repeats))
 
 
-def busy_cores(work: Callable[[], object], repeats: int) -> float:
-    """How many of the machine's cores this process keeps busy meanwhile; the most, since others may take some."""
-    return max(_cores_of(work) for _ in range(repeats))
+def busy_cores(work: Callable[[], object], repeats: int, cpu_s: Callable[[], float]) -> float:
+    """How many of the machine's cores are kept busy meanwhile; the most, since others may take some. cpu_s: CPU seconds
+    used so far, of all processes that work.
+    """
+    return max(_cores_of(work, cpu_s) for _ in range(repeats))
 
 
-def _cores_of(work: Callable[[], object]) -> float:
-    cpu = time.process_time()
+def _cores_of(work: Callable[[], object], cpu_s: Callable[[], float]) -> float:
+    before = cpu_s()
     seconds = timed(work)
-    return (time.process_time() - cpu) / seconds
+    return (cpu_s() - before) / seconds
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -34,11 +34,12 @@ def _define() -> None:
     flags.DEFINE_string("out", "cost.json", "file for the cost model; its picture lies beside it", **kwargs)
     flags.DEFINE_enum("dtype", "float32", list(DTYPE_BYTES), "type of weights and KVCache", **kwargs)
     flags.DEFINE_integer("prefill_chunk", 512, "most tokens that a prefill computes at once", **kwargs)
+    flags.DEFINE_integer("block_size", 16, "tokens of a KVCache block, and of a page of decoding", **kwargs)
     flags.DEFINE_integer("max_batch", 16, "most requests of a decoding step", **kwargs)
     flags.DEFINE_integer(
         "longest", None, f"tokens of the longest prompt (default: the model's context, {_LONGEST} at most)", **kwargs
     )
-    flags.DEFINE_integer("repeats", 3, "rounds of measurements, of which the shortest counts", **kwargs)
+    flags.DEFINE_integer("repeats", 3, "rounds of measurements, of which the median counts", **kwargs)
 
 
 _define()
@@ -54,6 +55,7 @@ class ProfileJob:
     out: Path
     dtype: str
     prefill_chunk: int
+    block_size: int
     max_batch: int
     longest: int
     repeats: int
@@ -78,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 def make_job() -> ProfileJob:
     """Raises UsageError. Creates nothing."""
-    for name in ("prefill_chunk", "max_batch", "repeats"):
+    for name in ("prefill_chunk", "block_size", "max_batch", "repeats"):
         if FLAGS[name].value < 1:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
     location = resolve(FLAGS.model, Path(FLAGS.model_dir))
@@ -99,6 +101,7 @@ def make_job() -> ProfileJob:
         out=out,
         dtype=FLAGS.dtype,
         prefill_chunk=FLAGS.prefill_chunk,
+        block_size=FLAGS.block_size,
         max_batch=FLAGS.max_batch,
         longest=longest,
         repeats=FLAGS.repeats,

@@ -66,11 +66,13 @@ class Fit:
     worst: float
 
 
-def shapes(longest: int, max_batch: int) -> Shapes:
-    """longest: tokens of the longest prompt and context."""
+def shapes(longest: int, max_batch: int, block_size: int) -> Shapes:
+    """longest: tokens of the longest prompt and context; whole blocks are reused."""
     prefill = []
     for i, tokens in enumerate(spread(SHORTEST, longest, _LENGTHS)):
-        prefill += [(tokens, 0), (tokens, int(tokens * _REUSED[i % len(_REUSED)]))]
+        wanted = round(tokens * _REUSED[i % len(_REUSED)] / block_size)
+        prefix = min(wanted, (tokens - 1) // block_size) * block_size
+        prefill += [(tokens, 0), (tokens, prefix)] if prefix else [(tokens, 0)]
     steps = [
         (batch, context)
         for batch in spread(1, max_batch, _BATCHES)

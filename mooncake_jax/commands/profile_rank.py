@@ -1,27 +1,27 @@
-"""What the two ranks of `mooncake-jax profile` do: rank 0 measures its engines and what it sends, and fits; rank 1
-receives, and throws away.
+"""What the two ranks of `mooncake-jax profile` do: rank 0 measures a prefill instance, a decoding engine and what it
+sends, and fits; rank 1 receives.
 """
 
 import os
 import signal
 import statistics
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
-import numpy as np
 from mpi4py import MPI
 
 from mooncake_jax.cache.layout import BlockLayout
 from mooncake_jax.cache.messenger import Messenger
+from mooncake_jax.cache.transport import AUTO, choose_transport
 from mooncake_jax.cluster.control import Stop
 from mooncake_jax.cluster.launch import leave_exit_code
-from mooncake_jax.cluster.measure import PROBE_DEADLINE_S, busy_cores, load_s, prefill_s, step_s, transfer_s
+from mooncake_jax.cluster.measure import PROBE_DEADLINE_S, busy_cores, load_s, step_s, transfer_s
 from mooncake_jax.commands.profile import ROOM, ProfileJob
+from mooncake_jax.commands.profile_instance import ProfiledInstance
+from mooncake_jax.commands.profile_links import ReceivingEnd, SendingEnd, ToRankOne
 from mooncake_jax.commands.profile_points import LOAD, PREFILL, STEP, TRANSFER, Points, Shapes, fit_and_judge, shapes
 from mooncake_jax.commands.profile_report import draw, print_fits
 from mooncake_jax.commands.progress import WorkProgress
@@ -34,42 +34,12 @@ from mooncake_jax.parallel.prefill import PrefillEngine
 from mooncake_jax.sched.cost_file import CostFile, write_cost_file
 
 LEAVE_DEADLINE_S = 5
-PAGE = 16  # tokens
-STEPS = 3  # at a time: the first one waits for KVCache to be loaded
+STEPS = 4  # at a time
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
-
-class _Discarding:
-    """Receives for the messenger, and keeps nothing."""
-
-    def __init__(self):
-        self.over = threading.Event()
-
-    def on_message(self, source: int, message: Any) -> None:
-        self.over.set()
-
-    def place(self, source: int, header: Any) -> None:
-        return None
-
-    def on_buffers(self, source: int, header: Any, buffers: Sequence[np.ndarray]) -> None: ...
-
-    def on_broken(self, source: int, header: Any, reason: str) -> None: ...
-
-    def on_lost(self, rank: int) -> None:
-        self.over.set()
-
-
-class _ToRankOne:
-    """Links to the one other node there is."""
-
-    def __init__(self, messenger: Messenger):
-        self._messenger = messenger
-
-    def send(self, node: str, message: Any) -> Future:
-        return self._messenger.send(1, message)
-
-    def send_buffers(self, node: str, header: Any, buffers: Sequence[np.ndarray]) -> Future:
-        return self._messenger.send_buffers(1, header, buffers)
+# Part of the cost model, place of the point, weight of the work (in prefilled tokens, roughly), what measures its
+# seconds.
+Work = tuple[str, tuple[int, ...], float, Callable[[], float]]
 
 
 class _Engines:
@@ -79,14 +49,14 @@ class _Engines:
         enable_compile_cache(job.model_dir / "compiled")
         model = load_model(job.location, job.dtype)
         self.config = model.config
-        # As many tokens to a page as the engine's pages have; a block is nothing that is measured here.
+        page = job.block_size  # as in a cluster
         self.layout = BlockLayout(
-            self.config.num_layers, PAGE, self.config.num_kv_heads, self.config.head_dim, job.dtype
+            self.config.num_layers, page, self.config.num_kv_heads, self.config.head_dim, job.dtype
         )
-        pages = max(batch * -(-(context + ROOM) // PAGE) for batch, context in measured.steps)
-        pages = max(pages, -(-(job.longest + ROOM) // PAGE))
+        pages = max(batch * -(-(context + ROOM) // page) for batch, context in measured.steps)
+        pages = max(pages, -(-(job.longest + ROOM) // page))
         self.prefill = PrefillEngine(model, job.prefill_chunk)
-        self.decoding = DecodingEngine(model, job.max_batch, PAGE, pages)
+        self.decoding = DecodingEngine(model, job.max_batch, page, pages)
 
     def warm_up(self, longest: int) -> None:
         self.prefill.warm_up(longest)
@@ -96,33 +66,37 @@ class _Engines:
 def run_rank(make_job: Callable[[], ProfileJob]) -> NoReturn:
     """Called under an alarm, which ends once both ranks have met."""
     comm = MPI.COMM_WORLD
-    discarding = _Discarding()
-    messenger = Messenger(comm, discarding)
+    end = SendingEnd() if comm.Get_rank() == 0 else ReceivingEnd()
+    messenger = Messenger(comm, end)
     signal.alarm(0)
     code = 0
     if comm.Get_size() != 2:
         code = _complain(f"mpiexec started {comm.Get_size()} ranks; start 2", EXIT_USAGE) if not comm.Get_rank() else 0
         _leave(code, quiet=True)
-    messenger.start()
     if comm.Get_rank() == 0:
-        code = _measure_and_write(make_job, messenger)
+        messenger.start()
+        code = _measure_and_write(make_job, messenger, end)
         messenger.send(1, Stop())
         leave_exit_code(code)
     else:
-        discarding.over.wait()
+        end.serve(messenger)
     _leave(code, messenger.close())
 
 
-def _measure_and_write(make_job: Callable[[], ProfileJob], messenger: Messenger) -> int:
+def _measure_and_write(make_job: Callable[[], ProfileJob], messenger: Messenger, end: SendingEnd) -> int:
     try:
         job = make_job()
-        measured = shapes(job.longest, job.max_batch)
+        measured = shapes(job.longest, job.max_batch, job.block_size)
         print(f"loading {job.model} as {job.dtype}, and compiling", flush=True)
         engines = _Engines(job, measured)
         engines.warm_up(job.longest)
-        points = _measure(job, measured, engines, _ToRankOne(messenger))
+        links = ToRankOne(messenger, end, choose_transport(AUTO, jax.default_backend(), 1)[0])
+        instance = ProfiledInstance(
+            engines.prefill, engines.config, engines.layout, job.longest, links, PROBE_DEADLINE_S
+        )
+        points = _measure(job, list(_work(measured, instance, engines, links)))
         cost, fits = fit_and_judge(points, job.prefill_chunk)
-        busy = _busy_cores(job, measured, engines)
+        busy = _busy_cores(job, measured, instance, engines, links)
         file = CostFile(job.model, model_fingerprint(job.location, job.dtype), measured.range, cost, busy)
         write_cost_file(job.out, file)
     except UsageError as error:
@@ -137,11 +111,10 @@ def _measure_and_write(make_job: Callable[[], ProfileJob], messenger: Messenger)
     return 0
 
 
-def _measure(job: ProfileJob, measured: Shapes, engines: _Engines, links: _ToRankOne) -> Points:
+def _measure(job: ProfileJob, work: list[Work]) -> Points:
     """All points, in rounds over all of them, so that what else the machine does for a while falls on none alone. The
-    work that is left is told in prefilled tokens, roughly.
+    median counts, which is what a cluster sees.
     """
-    work = list(_work(measured, engines, links))
     total, done = job.repeats * sum(weight for *_, weight, _ in work), 0.0
     seconds: list[list[float]] = [[] for _ in work]
     with WorkProgress("measuring", "measured") as progress:
@@ -152,31 +125,30 @@ def _measure(job: ProfileJob, measured: Shapes, engines: _Engines, links: _ToRan
                 progress.update(done, total)
     points: dict[str, list[tuple]] = {PREFILL: [], STEP: [], TRANSFER: [], LOAD: []}
     for (part, place, *_), rounds in zip(work, seconds, strict=True):
-        # The shortest: others share the machine. Of a difference of two times it would be the one most in error.
-        taken = statistics.median(rounds) if part == LOAD else min(rounds)
-        if taken > 0:
+        taken = statistics.median(rounds)
+        if taken > 0:  # a difference of two times may not be
             points[part].append((*place, taken))
     return points
 
 
-def _busy_cores(job: ProfileJob, measured: Shapes, engines: _Engines) -> tuple[float, float] | None:
-    """Of the longest prefill, and of steps of the largest batch; None where a device of its own computes."""
+def _busy_cores(
+    job: ProfileJob, measured: Shapes, instance: ProfiledInstance, engines: _Engines, links: ToRankOne
+) -> tuple[float, float] | None:
+    """Of the longest prefill, what receives it included, and of steps of the largest batch; None where a device of its
+    own computes.
+    """
     if jax.default_backend() != "cpu":
         return None
     batch, context = max(measured.steps)
-    prefill = partial(prefill_s, engines.prefill, engines.config, job.longest, 0, 1)
+    prefill = partial(instance.prefill_s, job.longest, 0)
     steps = partial(step_s, engines.decoding, engines.layout, batch, context, ROOM - 2)
-    return busy_cores(prefill, job.repeats), busy_cores(steps, job.repeats)
+    return busy_cores(prefill, job.repeats, links.cpu_s), busy_cores(steps, job.repeats, links.cpu_s)
 
 
-def _work(
-    measured: Shapes, engines: _Engines, links: _ToRankOne
-) -> Iterator[tuple[str, tuple[int, ...], float, Callable[[], float]]]:
-    """(part, place of the point, weight of the work, what measures its seconds)"""
+def _work(measured: Shapes, instance: ProfiledInstance, engines: _Engines, links: ToRankOne) -> Iterator[Work]:
     layout, decoding = engines.layout, engines.decoding
     for tokens, prefix in measured.prefill:
-        run = partial(prefill_s, engines.prefill, engines.config, tokens, prefix, 1)
-        yield PREFILL, (tokens, prefix), tokens - prefix + 16, run
+        yield PREFILL, (tokens, prefix), tokens - prefix + 16, partial(instance.prefill_s, tokens, prefix)
     for batch, context in measured.steps:
         run = partial(step_s, decoding, layout, batch, context, STEPS)
         yield STEP, (batch, batch * context), STEPS * (16 + 4 * batch) + batch * context / 16, run

@@ -1,7 +1,8 @@
 """PaddedCost: polynomials of what an engine computes, padding included.
 
 This project's engines compute chunks and batches of a few sizes, so that little is compiled: a prompt of 300 tokens
-takes as long as one of 512, three requests in a batch as long as four. A polynomial of the lengths themselves is wrong
+takes as long as one of 512, three requests in a batch as long as four, and attention goes as far as the longest context
+for each of them. A polynomial of the lengths themselves is wrong
 by 10 to 30 % then.
 """
 
@@ -32,7 +33,9 @@ class PaddedCost(PolynomialCost):
         return super().prefill_compute(prefix + padded_tokens(tokens - prefix, self.chunk), prefix)
 
     def step(self, batch: int, context: int) -> float:
-        return super().step(padded_batch(batch), context)
+        """As long as if all had the mean context."""
+        padded = padded_batch(batch)
+        return super().step(padded, padded * context / max(batch, 1))
 
 
 def padded_tokens(tokens: int, chunk: int) -> int:
@@ -43,7 +46,7 @@ def padded_tokens(tokens: int, chunk: int) -> int:
 
 
 def padded_batch(batch: int) -> int:
-    return power_of_two(batch)
+    return power_of_two(batch) if batch else 0
 
 
 def power_of_two(least: int) -> int:
@@ -58,4 +61,5 @@ def padded_prefills(points: list[tuple[int, int, float]], chunk: int) -> list[tu
 
 def padded_steps(points: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
     """Measured (batch, total context, seconds) in the terms of PaddedCost's coefficients."""
-    return [(padded_batch(batch), context, seconds) for batch, context, seconds in points]
+    padded = [(padded_batch(batch), batch, context, seconds) for batch, context, seconds in points]
+    return [(size, size * context / batch, seconds) for size, batch, context, seconds in padded]

@@ -12,6 +12,8 @@ single calibration fits all, so every result that depends on it must say which o
   a prefix cache that lies on the device, so that reuse loads nothing.
 - `vllm-chunked`: the same with chunked prefill, whose 60 ms a chunk of 2,048 tokens only show as a sum (15 ms of 512
   would be the same): a cost per token here, as figure 8 determines no more.
+- `vllm051`, `vllm051-chunked`: the same at 4.75 ms, the middle of 4.5 to 5, which one for all modes of that vLLM takes:
+  in figure 1 plain ones fit 4.6 to 5, those with chunks (of 1,792 tokens) 4.5 to 4.75.
 
 In all of them a request alone at 8k takes 26.5 ms a step. Prefill, transfer and load are fitted by least squares on
 relative errors to FAST25 figure 14; the SSD's rates are an assumption, since the paper gives none.
@@ -59,13 +61,17 @@ _MICRO = PolynomialCost(
 )
 _VLLM = replace(_MICRO, step_coefficients=_decoding(5e-3), prefix_coefficients=(0.0, 0.0))
 _VLLM_CHUNK_S = 0.060 / 2048  # of a token
+_CHUNKED = replace(_VLLM, prefill_coefficients=(0.0, 0.1174 / _K + _VLLM_CHUNK_S, 2 * 7.54e-4 / _K**2))
+_VLLM051_STEP = _decoding(4.75e-3)
 
 PROFILES = {
     "micro": _MICRO,
     "arxiv": replace(_MICRO, step_coefficients=_decoding(0.6e-3)),
     "fast25": replace(_MICRO, step_coefficients=_decoding(3.5e-3)),
     "vllm": _VLLM,
-    "vllm-chunked": replace(_VLLM, prefill_coefficients=(0.0, 0.1174 / _K + _VLLM_CHUNK_S, 2 * 7.54e-4 / _K**2)),
+    "vllm-chunked": _CHUNKED,
+    "vllm051": replace(_VLLM, step_coefficients=_VLLM051_STEP),
+    "vllm051-chunked": replace(_CHUNKED, step_coefficients=_VLLM051_STEP),
 }
 
 # What makes the roofline of LLaMA2-70B on eight A800 equal to `micro`. Figure 14 determines the sum of products and

@@ -73,7 +73,11 @@ class SharingDecodingHardware(DecodingHardware):
     def load(self, action: LoadKVCache, now: float) -> None:
         nbytes = action.request.prompt_tokens * self._config.bytes_per_token
         self.loaded += nbytes
-        self._staging.run(self._cost.load(nbytes), 1.0, now, partial(self._has_loaded, action.dispatch))
+        self._staging.run(self._cost.load(nbytes), 1.0, now, partial(self._staged, action.dispatch))
+
+    def _staged(self, dispatch: int, now: float) -> None:
+        """It joins between two steps."""
+        self._decoding.run(0.0, 1.0, now, partial(self._has_loaded, dispatch))
 
     def _has_loaded(self, dispatch: int, now: float) -> None:
         self._events.soon.append((self.node, KVCacheLoaded(dispatch)))
@@ -89,7 +93,8 @@ class SharingDecodingHardware(DecodingHardware):
         self._events.post(now, self.node, PrefillInlined(dispatch, now - begun, None))
 
     def run(self, action: RunStep, now: float) -> None:
-        context = sum([self._context(dispatch) for dispatch in action.batch])
+        # Attention goes as far for each as for the one with the longest context (parallel/attention.py).
+        context = len(action.batch) * max([self._context(dispatch) for dispatch in action.batch])
         self._batch = action.batch
         seconds = self._cost.step(len(action.batch), context)
         self._decoding.run(seconds, self._config.step_cores, now, partial(self._stepped, action.batch, now))
