@@ -60,10 +60,10 @@ def released(values: flags.FlagValues, name: str) -> Trace:
     )
 
 
-def reports(values: flags.FlagValues) -> Trace:
-    """The report's own trace from --trace, else its surrogate. Raises UsageError."""
+def reports(values: flags.FlagValues, seed: int = 0) -> Trace:
+    """The report's own trace from --trace, else its surrogate of this seed. Raises UsageError."""
     if values.trace is None:
-        return Trace("surrogate of the report's", _surrogate("surrogate-report", _limit(values)))
+        return Trace("surrogate of the report's", _surrogate("surrogate-report", _limit(values), seed))
     return Trace(f"{Path(values.trace).name} (real)", _read(Path(values.trace), _limit(values)))
 
 

@@ -6,6 +6,8 @@ Floor 0: knows nothing of models, schedulers or ranks. Times are seconds since t
 import math
 from dataclasses import dataclass
 
+from mooncake_jax.records import record
+
 COMPLETED = "completed"
 REJECTED = "rejected"
 FAILED = "failed"
@@ -48,7 +50,7 @@ class TokenLogprobs:
         return None if count is None else TokenLogprobs(self.logprob, self.top[:count])
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Request:
     """What a user asks for.
 
@@ -81,7 +83,7 @@ class SLO:
     tbt: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """How a request ended: one row of requests.jsonl, None where unknown. Every request ends exactly once.
 

@@ -353,7 +353,7 @@ def test_random_operations_keep_the_invariants_and_tell_every_change(eviction):
             (n, t, k)
             for n, tiers in pool._nodes.items()
             for t in TIERS
-            for k in getattr(tiers, t).slots
+            for k in getattr(tiers, t).entries
             if getattr(tiers, t).has_landed(k)
         }
         assert mirror.found == found

@@ -5,7 +5,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "mooncake_jax"
 FLOORS = {
-    "errors": 0, "field_types": 0, "request": 0, "metrics": 0, "workload": 0,
+    "errors": 0, "field_types": 0, "records": 0, "request": 0, "metrics": 0, "workload": 0,
     "model": 1, "cache": 1,
     "parallel": 2, "sched": 2,
     "simulate": 3, "cluster": 3,

@@ -78,7 +78,7 @@ def test_13_the_disk_tier_returns_another_requests_kvcache(tmp_path):
     assert node.pool.pins() == 0
     assert {node.pool.counts[DRAM, Cause.PROMOTED] > 100, node.pool.counts[DRAM, Cause.DEMOTED] > 100} == {True}
     assert node.reused > 600
-    assert set(node.ssd.keys()) == node.pool._nodes["n"].ssd.slots.keys()
+    assert set(node.ssd.keys()) == node.pool._nodes["n"].ssd.entries.keys()
     node.ssd.close()
 
 

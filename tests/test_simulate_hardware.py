@@ -17,7 +17,7 @@ from simulated import (
     random_requests,
 )
 
-from mooncake_jax.cache.tier import Block
+from mooncake_jax.cache.entry import Block
 from mooncake_jax.errors import UsageError
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED
 from mooncake_jax.sched.actions import FetchBlocks, LoadKVCache, PromoteBlocks, WriteBlocks

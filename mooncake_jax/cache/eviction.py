@@ -29,117 +29,90 @@ import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from mooncake_jax.cache.entry import Entry
 from mooncake_jax.cache.lru import LRU
 
 _SPARE = 64  # stale heap entries that are never worth a sweep
 
 
 class EvictionPolicy(Protocol):
-    """The order in which the blocks of one pool leave. Keys are hashable; each is in at most once."""
+    """The order in which the blocks of one pool leave. Each is in at most once. None with pins is evicted: it keeps its
+    place in the order, which use() may change meanwhile.
+    """
 
-    def insert(self, key: Hashable, depth: int) -> None:
+    def insert(self, entry: Entry, depth: int) -> None:
         """A block that was not there came in. depth: its place in its prompt, from 0."""
 
-    def use(self, key: Hashable) -> None:
-        """A block that is there was found by a prompt. Raises KeyError if it is not there; so do the others below."""
+    def use(self, entry: Entry) -> None:
+        """A block that is there was found by a prompt. Raises KeyError if it is not there; so does remove()."""
 
-    def remove(self, key: Hashable) -> None:
+    def remove(self, entry: Entry) -> None:
         """A block left for another reason than eviction, pinned or not."""
 
-    def pin(self, key: Hashable) -> None:
-        """Do not evict this block until unpin(). It keeps its place in the order, which use() may change meanwhile."""
+    def insert_all(self, entries: Sequence[Entry], depths: Sequence[int]) -> None:
+        """insert() blocks of a prompt, which are given from the first on: from the last to the first."""
 
-    def unpin(self, key: Hashable) -> None:
-        """Undo pin(). Pins are not counted here: pool entries do."""
-
-    def insert_all(self, depths: Mapping[Hashable, int]) -> None:
-        """insert() blocks of a prompt, which are given with their places from the first on: from the last to the
-        first.
-        """
-
-    def use_prompt(self, keys: Sequence[Hashable], new: Collection[Hashable]) -> None:
+    def use_prompt(self, entries: Sequence[Entry], new: Collection[Entry]) -> None:
         """insert() those of a prompt's leading blocks that are new and use() the others, from the last to the first."""
 
-    def pin_all(self, keys: Iterable[Hashable]) -> None:
-        """pin() each."""
+    def unpinned(self, entries: Iterable[Entry]) -> None:
+        """The last pins of these blocks, which are there, were taken away."""
 
-    def unpin_all(self, keys: Iterable[Hashable]) -> None:
-        """unpin() each."""
+    def evict(self) -> Entry | None:
+        """Take the block without pins that leaves first out and return it; None if there is none."""
 
-    def evict(self) -> Hashable | None:
-        """Take the unpinned block that leaves first out and return it; None if there is none."""
-
-    def evict_many(self, count: int) -> list[Hashable]:
+    def evict_many(self, count: int) -> list[Entry]:
         """evict() so many, or as many as there are."""
 
     def check(self) -> None:
         """Assert the invariants."""
 
 
-class _Each:
-    """Many blocks at once, one after another."""
-
-    def insert_all(self, depths: Mapping[Hashable, int]) -> None:
-        for key in reversed(depths):
-            self.insert(key, depths[key])
-
-    def use_prompt(self, keys: Sequence[Hashable], new: Collection[Hashable]) -> None:
-        new = set(new)
-        for depth in range(len(keys) - 1, -1, -1):
-            if keys[depth] in new:
-                self.insert(keys[depth], depth)
-            else:
-                self.use(keys[depth])
-
-    def pin_all(self, keys: Iterable[Hashable]) -> None:
-        for key in keys:
-            self.pin(key)
-
-    def unpin_all(self, keys: Iterable[Hashable]) -> None:
-        for key in keys:
-            self.unpin(key)
-
-    def evict_many(self, count: int) -> list[Hashable]:
-        evicted: list[Hashable] = []
-        while len(evicted) < count and (key := self.evict()) is not None:
-            evicted.append(key)
-        return evicted
-
-
-class _Ranked(_Each):
+class _Ranked:
     """What all but LRU share. A rank is never given twice: it ends in a tick."""
 
     def __init__(self):
-        self._ranks: dict[Hashable, Any] = {}  # of all blocks
-        self._pinned: set[Hashable] = set()
-        # (rank, key); stale unless it is the rank of an unpinned block. Equal entries may be in twice.
-        self._heap: list[tuple[Any, Hashable]] = []
+        self._ranks: dict[Entry, Any] = {}  # of all blocks
+        # (rank, entry); stale unless it is the rank of an unpinned block. Equal ones may be in twice.
+        self._heap: list[tuple[Any, Entry]] = []
         self._ticks = 0
 
-    def use(self, key: Hashable) -> None:
-        self._ranks[key]  # KeyError
+    def use(self, entry: Entry) -> None:
+        self._ranks[entry]  # KeyError
 
-    def remove(self, key: Hashable) -> None:
-        self._take_out(key)
-        self._pinned.discard(key)
+    def remove(self, entry: Entry) -> None:
+        self._take_out(entry)
 
-    def pin(self, key: Hashable) -> None:
-        self._ranks[key]  # KeyError
-        self._pinned.add(key)
+    def insert_all(self, entries: Sequence[Entry], depths: Sequence[int]) -> None:
+        for entry, depth in zip(reversed(entries), reversed(depths[: len(entries)])):
+            self.insert(entry, depth)
 
-    def unpin(self, key: Hashable) -> None:
-        self._pinned.remove(key)
-        self._push(key)  # its entry, if it was met meanwhile, is gone
+    def use_prompt(self, entries: Sequence[Entry], new: Collection[Entry]) -> None:
+        new = set(new)
+        for depth in range(len(entries) - 1, -1, -1):
+            if entries[depth] in new:
+                self.insert(entries[depth], depth)
+            else:
+                self.use(entries[depth])
 
-    def evict(self) -> Hashable | None:
-        key = self._pop()
-        if key is not None:
-            self._take_out(key)
-        return key
+    def unpinned(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._push(entry)  # what was pushed before is gone, if it was met meanwhile
+
+    def evict(self) -> Entry | None:
+        entry = self._pop()
+        if entry is not None:
+            self._take_out(entry)
+        return entry
+
+    def evict_many(self, count: int) -> list[Entry]:
+        evicted: list[Entry] = []
+        while len(evicted) < count and (entry := self.evict()) is not None:
+            evicted.append(entry)
+        return evicted
 
     def check(self) -> None:
-        assert self._pinned <= self._ranks.keys(), "a block that is not there is pinned"
-        due = {(rank, key) for key, rank in self._ranks.items() if key not in self._pinned}
+        due = {(rank, entry) for entry, rank in self._ranks.items() if not entry.pins}
         assert due <= set(self._heap), "an unpinned block can never be evicted"
         assert len(self._heap) <= 2 * len(self._ranks) + _SPARE, "stale entries are not swept out"
 
@@ -147,61 +120,61 @@ class _Ranked(_Each):
         self._ticks += 1
         return self._ticks
 
-    def _set(self, key: Hashable, rank: Any) -> None:
-        self._ranks[key] = rank
-        if key not in self._pinned:
-            self._push(key)
+    def _set(self, entry: Entry, rank: Any) -> None:
+        self._ranks[entry] = rank
+        if not entry.pins:
+            self._push(entry)
 
-    def _take_out(self, key: Hashable) -> None:
-        del self._ranks[key]
+    def _take_out(self, entry: Entry) -> None:
+        del self._ranks[entry]
         self._sweep()
 
-    def _push(self, key: Hashable) -> None:
-        heapq.heappush(self._heap, (self._ranks[key], key))
+    def _push(self, entry: Entry) -> None:
+        heapq.heappush(self._heap, (self._ranks[entry], entry))
         self._sweep()
 
-    def _pop(self) -> Hashable | None:
+    def _pop(self) -> Entry | None:
         """The unpinned block of the lowest rank, whose entry is gone then."""
         while self._heap:
-            rank, key = heapq.heappop(self._heap)
-            if self._ranks.get(key) == rank and key not in self._pinned:
-                return key
+            rank, entry = heapq.heappop(self._heap)
+            if self._ranks.get(entry) == rank and not entry.pins:
+                return entry
         return None
 
     def _sweep(self) -> None:
         # Pays for itself: since the last time there were about as many calls as there are blocks.
         if len(self._heap) > 2 * len(self._ranks) + _SPARE:
-            self._heap = [(rank, key) for key, rank in self._ranks.items() if key not in self._pinned]
+            self._heap = [(rank, entry) for entry, rank in self._ranks.items() if not entry.pins]
             heapq.heapify(self._heap)
 
 
 class LFU(_Ranked):
     """Least often used, among those least recently. Uses count since the block came in: what left is forgotten."""
 
-    def insert(self, key: Hashable, depth: int) -> None:
-        self._set(key, (1, self._tick()))
+    def insert(self, entry: Entry, depth: int) -> None:
+        self._set(entry, (1, self._tick()))
 
-    def use(self, key: Hashable) -> None:
-        uses, _ = self._ranks[key]
-        self._set(key, (uses + 1, self._tick()))
+    def use(self, entry: Entry) -> None:
+        uses, _ = self._ranks[entry]
+        self._set(entry, (uses + 1, self._tick()))
 
 
 class LengthAware(_Ranked):
     """Least often used as in LFU, among those the deepest in its prompt, among those the least recently used."""
 
-    def insert(self, key: Hashable, depth: int) -> None:
-        self._set(key, (1, -depth, self._tick()))
+    def insert(self, entry: Entry, depth: int) -> None:
+        self._set(entry, (1, -depth, self._tick()))
 
-    def use(self, key: Hashable) -> None:
-        uses, height, _ = self._ranks[key]
-        self._set(key, (uses + 1, height, self._tick()))
+    def use(self, entry: Entry) -> None:
+        uses, height, _ = self._ranks[entry]
+        self._set(entry, (uses + 1, height, self._tick()))
 
 
 class FIFO(_Ranked):
     """First in, first out."""
 
-    def insert(self, key: Hashable, depth: int) -> None:
-        self._set(key, self._tick())
+    def insert(self, entry: Entry, depth: int) -> None:
+        self._set(entry, self._tick())
 
 
 class Sieve(_Ranked):
@@ -212,39 +185,41 @@ class Sieve(_Ranked):
 
     def __init__(self):
         super().__init__()
-        self._used: set[Hashable] = set()
+        self._used: set[Entry] = set()
         self._hand = (0, 0)  # rounds begun, and the place it has come to; a block's rank says when it will get there
 
-    def insert(self, key: Hashable, depth: int) -> None:
-        self._set(key, (self._hand[0], self._tick()))
+    def insert(self, entry: Entry, depth: int) -> None:
+        self._set(entry, (self._hand[0], self._tick()))
 
-    def use(self, key: Hashable) -> None:
-        super().use(key)
-        self._used.add(key)
+    def use(self, entry: Entry) -> None:
+        super().use(entry)
+        self._used.add(entry)
 
-    def remove(self, key: Hashable) -> None:
-        super().remove(key)
-        self._used.discard(key)
+    def remove(self, entry: Entry) -> None:
+        super().remove(entry)
+        self._used.discard(entry)
 
-    def unpin(self, key: Hashable) -> None:
-        (rounds, reached), (_, place) = self._hand, self._ranks[key]
-        self._ranks[key] = (rounds if place > reached else rounds + 1, place)  # the hand may have passed over it
-        super().unpin(key)
+    def unpinned(self, entries: Iterable[Entry]) -> None:
+        rounds, reached = self._hand
+        for entry in entries:  # the hand may have passed over it
+            _, place = self._ranks[entry]
+            self._ranks[entry] = (rounds if place > reached else rounds + 1, place)
+        super().unpinned(entries)
 
-    def evict(self) -> Hashable | None:
-        while (key := self._pop()) is not None:
-            self._hand = rounds, place = self._ranks[key]
-            if key not in self._used:
-                self._take_out(key)
-                return key
-            self._used.remove(key)
-            self._set(key, (rounds + 1, place))
+    def evict(self) -> Entry | None:
+        while (entry := self._pop()) is not None:
+            self._hand = rounds, place = self._ranks[entry]
+            if entry not in self._used:
+                self._take_out(entry)
+                return entry
+            self._used.remove(entry)
+            self._set(entry, (rounds + 1, place))
         return None
 
     def check(self) -> None:
         super().check()
         assert self._used <= self._ranks.keys(), "a block that is not there counts as used"
-        ahead = [rank > self._hand for key, rank in self._ranks.items() if key not in self._pinned]
+        ahead = [rank > self._hand for entry, rank in self._ranks.items() if not entry.pins]
         assert all(ahead), "the hand has passed an unpinned block that it took neither out nor up again"
 
 
@@ -258,12 +233,12 @@ class Optimal(_Ranked):
         super().__init__()
         self._next_use = next_use
 
-    def insert(self, key: Hashable, depth: int) -> None:
-        self._set(key, (-self._next_use[key], self._tick()))
+    def insert(self, entry: Entry, depth: int) -> None:
+        self._set(entry, (-self._next_use[entry.key], self._tick()))
 
-    def use(self, key: Hashable) -> None:
-        super().use(key)
-        self._set(key, (-self._next_use[key], self._tick()))
+    def use(self, entry: Entry) -> None:
+        super().use(entry)
+        self._set(entry, (-self._next_use[entry.key], self._tick()))
 
 
 # What needs no future, by the names of the command line.

@@ -9,9 +9,10 @@ A block that a request names twice is two references, and one block. Knows nothi
 """
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from mooncake_jax.cache.entry import Entry
 from mooncake_jax.cache.eviction import POLICIES, EvictionPolicy, Optimal
 
 OPTIMAL = "optimal"
@@ -42,20 +43,30 @@ def hit_rate(requests: Iterable[Request], capacity: float, policy: str) -> HitRa
 
 def policy_hit_rate(requests: Iterable[Request], capacity: float, policy: EvictionPolicy) -> HitRate:
     """The hit rate under any policy, which must hold no block yet. capacity: blocks, at least 0, or math.inf."""
-    resident: set[Hashable] = set()
     hits = references = 0
-    for request in requests:
-        hits += _hits(request, resident)
+    for request, found in hits_by_request(requests, capacity, policy):
+        hits += found
         references += len(request)
+    return HitRate(hits, references)
+
+
+def hits_by_request(
+    requests: Iterable[Request], capacity: float, policy: EvictionPolicy
+) -> Iterator[tuple[Request, int]]:
+    """Each request with how many of its blocks were hit; as policy_hit_rate() in all else."""
+    resident: dict[Hashable, Entry] = {}
+    for request in requests:
+        yield request, _hits(request, resident)
         blocks = _leading(request, capacity)
         _touch(policy, blocks, resident)
         if len(resident) > capacity:
-            for key in blocks:
-                policy.pin(key)
+            entries = [resident[key] for key in blocks]
+            for entry in entries:
+                entry.pins = 1
             _shrink(policy, resident, capacity)
-            for key in blocks:
-                policy.unpin(key)
-    return HitRate(hits, references)
+            for entry in entries:
+                entry.pins = 0
+            policy.unpinned(entries)
 
 
 def optimal_hit_rate(requests: Iterable[Request], capacity: float) -> HitRate:
@@ -65,7 +76,7 @@ def optimal_hit_rate(requests: Iterable[Request], capacity: float) -> HitRate:
     """
     requests = [tuple(request) for request in requests]
     next_use: dict[Hashable, float] = {}
-    policy, resident = Optimal(next_use), set()
+    policy, resident = Optimal(next_use), {}
     hits = 0
     for request, following in zip(requests, _next_uses(requests)):
         hits += _hits(request, resident)
@@ -75,7 +86,7 @@ def optimal_hit_rate(requests: Iterable[Request], capacity: float) -> HitRate:
     return HitRate(hits, sum(map(len, requests)))
 
 
-def _hits(request: Request, resident: set[Hashable]) -> int:
+def _hits(request: Request, resident: Mapping[Hashable, Entry]) -> int:
     return sum([key in resident for key in request])
 
 
@@ -85,19 +96,19 @@ def _leading(request: Request, capacity: float) -> list[Hashable]:
     return blocks if len(blocks) <= capacity else blocks[: int(capacity)]
 
 
-def _touch(policy: EvictionPolicy, blocks: Sequence[Hashable], resident: set[Hashable]) -> None:
+def _touch(policy: EvictionPolicy, blocks: Sequence[Hashable], resident: dict[Hashable, Entry]) -> None:
     for depth in range(len(blocks) - 1, -1, -1):  # the head last, so that it outlives its tail
         key = blocks[depth]
         if key in resident:
-            policy.use(key)
+            policy.use(resident[key])
         else:
-            policy.insert(key, depth)
-            resident.add(key)
+            resident[key] = entry = Entry(key)
+            policy.insert(entry, depth)
 
 
-def _shrink(policy: EvictionPolicy, resident: set[Hashable], capacity: float) -> None:
+def _shrink(policy: EvictionPolicy, resident: dict[Hashable, Entry], capacity: float) -> None:
     while len(resident) > capacity:
-        resident.remove(policy.evict())
+        del resident[policy.evict().key]
 
 
 def _next_uses(requests: Sequence[Request]) -> list[list[float]]:

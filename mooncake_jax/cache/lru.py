@@ -7,129 +7,120 @@ pinned, but for pinned ones that an eviction has met: O(log n) as they are unpin
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+from mooncake_jax.cache.entry import Entry
 
 _SPARE = 64  # stale entries that are never worth a sweep
+_NONE = 0  # no use: of a block that is not here, or was passed
 
 
 class LRU:
-    """Least recently used. Its order is that of uses, so that it needs no ranks: all blocks of a use have its tick, and
-    a use that is not the block's latest is stale. In front of them are those pinned ones that an eviction has passed
-    over, with their places.
+    """Least recently used. Its order is that of uses, so that it needs no ranks: all blocks of a use have its tick
+    (Entry.used), and a use that is not the block's latest is stale. In front of them are those pinned ones that an
+    eviction has passed over, with their places.
     """
 
     def __init__(self):
-        self._latest: dict[Hashable, int] = {}  # tick of each block's latest use, but for those passed
-        self._uses: deque[tuple[int, list[Hashable]]] = deque()  # by tick; the last block of each leaves first
+        self._uses: deque[tuple[int, list[Entry]]] = deque()  # by tick; the last block of each leaves first
         self._told = 0  # blocks in them, the stale ones too
+        self._latest = 0  # of these, those that are not stale
         self._ticks = 0
-        self._passed: dict[Hashable, int] = {}
+        self._passed: dict[Entry, int] = {}
         self._passes = 0
-        self._pinned: set[Hashable] = set()
         # A heap of those passed that are unpinned again, and stale entries.
-        self._first: list[tuple[int, Hashable]] = []
+        self._first: list[tuple[int, Entry]] = []
 
-    def insert(self, key: Hashable, depth: int) -> None:
-        self._told_of([key])
+    def insert(self, entry: Entry, depth: int) -> None:
+        self.use_prompt((entry,), (entry,))
 
-    def use(self, key: Hashable) -> None:
-        if self._passed.pop(key, None) is None:
-            self._latest[key]  # KeyError
-        self._told_of([key])
+    def use(self, entry: Entry) -> None:
+        self._has(entry)
+        self.use_prompt((entry,), ())
 
-    def insert_all(self, depths: Mapping[Hashable, int]) -> None:
-        self._told_of(list(depths))
+    def insert_all(self, entries: Sequence[Entry], depths: Sequence[int]) -> None:
+        self.use_prompt(entries, entries)
 
-    def use_prompt(self, keys: Sequence[Hashable], new: Collection[Hashable]) -> None:
+    def use_prompt(self, entries: Sequence[Entry], new: Collection[Entry]) -> None:
         if self._passed:
-            for key in keys:
-                self._passed.pop(key, None)
-        self._told_of(list(keys))
-
-    def _told_of(self, keys: list[Hashable]) -> None:
-        self._ticks += 1
-        self._latest.update(dict.fromkeys(keys, self._ticks))
-        self._uses.append((self._ticks, keys))
-        self._told += len(keys)
+            for entry in entries:
+                if self._passed.pop(entry, None) is not None:
+                    self._latest += 1
+        self._ticks = tick = self._ticks + 1
+        for entry in entries:
+            entry.used = tick
+        self._uses.append((tick, list(entries)))
+        self._told += len(entries)
+        self._latest += len(new)
         self._sweep()
 
-    def pin_all(self, keys: Iterable[Hashable]) -> None:
-        self._pinned.update(keys)
-
-    def unpin_all(self, keys: Collection[Hashable]) -> None:
-        self._pinned.difference_update(keys)
-        if self._passed:
-            self._come_back(keys)
-
-    def remove(self, key: Hashable) -> None:
-        if self._passed.pop(key, None) is None:
-            del self._latest[key]
-            self._sweep()
-        self._pinned.discard(key)
-
-    def pin(self, key: Hashable) -> None:
-        if key not in self._latest:
-            self._passed[key]  # KeyError
-        self._pinned.add(key)
-
-    def unpin(self, key: Hashable) -> None:
-        self._pinned.remove(key)
-        self._come_back((key,))
-
-    def _come_back(self, keys: Iterable[Hashable]) -> None:
-        for key in keys:
-            if key in self._passed:
-                heapq.heappush(self._first, (self._passed[key], key))
+    def unpinned(self, entries: Iterable[Entry]) -> None:
+        if not self._passed:
+            return
+        for entry in entries:
+            if entry in self._passed:
+                heapq.heappush(self._first, (self._passed[entry], entry))
         if len(self._first) > 2 * len(self._passed) + _SPARE:
-            self._first = [(place, key) for key, place in self._passed.items() if key not in self._pinned]
+            self._first = [(place, entry) for entry, place in self._passed.items() if not entry.pins]
             heapq.heapify(self._first)
 
-    def evict(self) -> Hashable | None:
+    def remove(self, entry: Entry) -> None:
+        self._has(entry)
+        if self._passed.pop(entry, None) is None:
+            entry.used = _NONE
+            self._latest -= 1
+            self._sweep()
+
+    def _has(self, entry: Entry) -> None:
+        if entry.used == _NONE and entry not in self._passed:
+            raise KeyError(entry.key)
+
+    def evict(self) -> Entry | None:
         evicted = self.evict_many(1)
         return evicted[0] if evicted else None
 
-    def evict_many(self, count: int) -> list[Hashable]:
-        evicted: list[Hashable] = []
+    def evict_many(self, count: int) -> list[Entry]:
+        evicted: list[Entry] = []
         while self._first and len(evicted) < count:
-            place, key = heapq.heappop(self._first)
-            if self._passed.get(key) == place and key not in self._pinned:
-                del self._passed[key]
-                evicted.append(key)
+            place, entry = heapq.heappop(self._first)
+            if self._passed.get(entry) == place and not entry.pins:
+                del self._passed[entry]
+                evicted.append(entry)
         while self._uses and len(evicted) < count:
-            tick, keys = self._uses[0]
-            self._take(tick, keys, count, evicted)
-            if not keys:
+            tick, entries = self._uses[0]
+            self._take(tick, entries, count, evicted)
+            if not entries:
                 self._uses.popleft()
         self._sweep()
         return evicted
 
-    def _take(self, tick: int, keys: list[Hashable], count: int, evicted: list[Hashable]) -> None:
+    def _take(self, tick: int, entries: list[Entry], count: int, evicted: list[Entry]) -> None:
         """Of the oldest use, until so many are evicted."""
-        latest, pinned, told = self._latest, self._pinned, len(keys)
-        while keys and len(evicted) < count:
-            key = keys.pop()
-            if latest.get(key) != tick:
+        told = len(entries)
+        while entries and len(evicted) < count:
+            entry = entries.pop()
+            if entry.used != tick:
                 continue
-            del latest[key]
-            if key in pinned:
+            entry.used = _NONE
+            self._latest -= 1
+            if entry.pins:
                 self._passes += 1
-                self._passed[key] = self._passes
+                self._passed[entry] = self._passes
             else:
-                evicted.append(key)
-        self._told -= told - len(keys)
+                evicted.append(entry)
+        self._told -= told - len(entries)
 
     def _sweep(self) -> None:
-        if self._told > 2 * len(self._latest) + _SPARE:
-            latest = self._latest
-            uses = [(tick, [key for key in keys if latest.get(key) == tick]) for tick, keys in self._uses]
+        if self._told > 2 * self._latest + _SPARE:
+            uses = [(tick, [entry for entry in entries if entry.used == tick]) for tick, entries in self._uses]
             self._uses = deque([use for use in uses if use[1]])
-            self._told = sum(len(keys) for _, keys in self._uses)
+            self._told = self._latest
 
     def check(self) -> None:
-        assert self._pinned <= self._latest.keys() | self._passed.keys(), "a block that is not there is pinned"
-        assert self._latest.keys().isdisjoint(self._passed), "a block has two places"
-        due = {(place, key) for key, place in self._passed.items() if key not in self._pinned}
-        told = {(key, tick) for tick, keys in self._uses for key in keys}
-        assert due <= set(self._first) and self._latest.items() <= told, "an unpinned block can never be evicted"
-        assert sum(len(keys) for _, keys in self._uses) == self._told, "uses are counted wrongly"
-        assert self._told <= 2 * len(self._latest) + _SPARE, "stale uses are not swept out"
+        assert not any(entry.used for entry in self._passed), "a block has two places"
+        due = {(place, entry) for entry, place in self._passed.items() if not entry.pins}
+        assert due <= set(self._first), "an unpinned block can never be evicted"
+        told = [(tick, entry) for tick, entries in self._uses for entry in entries]
+        assert len(told) == self._told, "uses are counted wrongly"
+        assert len({entry for tick, entry in told if entry.used == tick}) == self._latest, "blocks are counted wrongly"
+        assert self._told <= 2 * self._latest + _SPARE, "stale uses are not swept out"

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import compress
 
+from mooncake_jax.cache.entry import Block
 from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cache.restoring import order_of_return
-from mooncake_jax.cache.tier import Block, Tier
+from mooncake_jax.cache.tier import Tier
 from mooncake_jax.cache.write_behind import Backlog, WriteBehind
 
 
@@ -126,12 +127,7 @@ class KVCachePool:
 
     def in_dram(self, node: str, keys: Iterable[bytes]) -> int:
         """How many leading blocks are found in the node's DRAM."""
-        landed, count = self._nodes[node].dram.has_landed, 0
-        for key in keys:
-            if not landed(key):
-                break
-            count += 1
-        return count
+        return self._nodes[node].dram.landed(keys)
 
     def _nodes_of(self, mask: int) -> Iterator[str]:
         """Those whose bit is set. Without a loop of Python's: there may be a thousand."""
@@ -145,25 +141,30 @@ class KVCachePool:
         Returns as many leading blocks as fit: a block without its parent would never be found. Undo with release().
         Raises ValueError, with nothing changed, if a key comes twice, which chained ones never do.
         """
-        tiers = self._nodes[node]
-        fitting, evicted = tiers.dram.reserve(keys)
-        self._left_dram(node, evicted)
-        return tiers.dram.blocks(keys[:fitting])
+        entries, evicted = self._nodes[node].dram.reserve(keys)
+        if evicted:
+            self._left_dram(node, evicted)
+        return tuple([entry.block or entry.told() for entry in entries])
 
     def awaits_writer(self, node: str, block: Block) -> bool:
         """Whether nobody has yet promised to write this reserved block: it has not landed, and the only pin is the
         asker's.
         """
-        dram = self._nodes[node].dram
-        return block.key in dram.awaited and dram.pins[block.key] == 1
+        entry = self._nodes[node].dram.entries[block.key]
+        return not entry.landed and entry.pins == 1
 
     def land(self, node: str, landed: Iterable[Block], cause: Cause = Cause.LANDED) -> None:
         """All bytes of these blocks are in the node's DRAM: if they still have their slots, they are found."""
-        if node in self._nodes:
-            dram = self._nodes[node].dram
-            new = [key for key, slot in landed if dram.awaited.get(key) == slot]
-            dram.land(new)
-            self._found(node, DRAM, new, new, cause)
+        if node not in self._nodes:
+            return
+        dram, new = self._nodes[node].dram, []
+        for key, slot in landed:
+            entry = dram.entries.get(key)
+            if entry is not None and entry.slot == slot and not entry.landed:
+                new.append(entry)
+        dram.land(new)
+        keys = [entry.key for entry in new]
+        self._found(node, DRAM, keys, keys, cause)
 
     def lose(self, node: str, lost: Iterable[Block]) -> None:
         """These blocks turned out unreadable in DRAM: they are not found there until they land again."""
@@ -171,8 +172,9 @@ class KVCachePool:
             return
         dram = self._nodes[node].dram
         for key, slot in lost:
-            if dram.slots.get(key) == slot and key not in dram.awaited:
-                dram.lose(key)
+            entry = dram.entries.get(key)
+            if entry is not None and entry.slot == slot and entry.landed:
+                dram.lose(entry)
                 self._changed(node, DRAM, key, Cause.UNREADABLE)
 
     def release(self, node: str, reserved: Iterable[Block]) -> None:
@@ -187,16 +189,18 @@ class KVCachePool:
         """Which of a prompt's reserved blocks are to be read from the SSD into their slots: those that a match finds
         only there and nobody else reads yet. They cannot leave the SSD until promoted().
         """
-        tiers = self._nodes[node]
-        awaited, pins, ssd, chosen = tiers.dram.awaited, tiers.dram.pins, tiers.ssd, []
+        tiers, chosen = self._nodes[node], []
+        here, there = tiers.dram.entries, tiers.ssd.entries.get
         for block in reserved:
-            if block.key not in awaited:
+            entry = here[block.key]
+            if entry.landed:
                 continue
-            if not ssd.has_landed(block.key):
+            copy = there(block.key)
+            if copy is None or not copy.landed:
                 break
-            if pins[block.key] == 1:  # as awaits_writer() says
+            if entry.pins == 1:  # as awaits_writer() says
+                copy.pins += 1
                 chosen.append(block)
-        tiers.ssd.pin([block.key for block in chosen])
         return tuple(chosen)
 
     def promoted(self, node: str, asked: Iterable[Block], loaded: Iterable[Block]) -> WriteBehind:
@@ -206,7 +210,7 @@ class KVCachePool:
         ssd, loaded = self._nodes[node].ssd, set(loaded)
         dropped = tuple(block.key for block in asked if block not in loaded)
         for key in dropped:
-            ssd.lose(key)
+            ssd.lose(ssd.entries[key])
             self._changed(node, SSD, key, Cause.UNREADABLE)
         ssd.unpin([block.key for block in asked])
         self.land(node, (block for block in asked if block in loaded), Cause.PROMOTED)
@@ -227,7 +231,8 @@ class KVCachePool:
             return WriteBehind()
         tiers, stored, keys = self._nodes[node], set(stored), [block.key for block in asked]
         written = [key for key in keys if key in stored]
-        lost = [key for key in written if key in tiers.dram.awaited]  # the others were pinned there, and are found
+        here = tiers.dram.entries
+        lost = [key for key in written if not here[key].landed]  # the others were pinned there, and are found
         tiers.backlog.written(keys, stored)
         self._found(node, SSD, written, lost, Cause.LANDED)
         following = self._write_next(node)
@@ -262,8 +267,8 @@ class KVCachePool:
         self._everyone &= ~tiers.bit
         del self._none[node]
         for name, tier in ((DRAM, tiers.dram), (SSD, tiers.ssd)):
-            for key in tier.slots:
-                if tier.has_landed(key):
+            for key, entry in tier.entries.items():
+                if entry.landed:
                     self._forget_holder(key, tiers.bit)
                     self._tell(node, name, key, Cause.NODE_LOST)
 
@@ -282,9 +287,10 @@ class KVCachePool:
     def _left_dram(self, node: str, keys: Sequence[bytes]) -> None:
         """They have just been evicted from it."""
         tiers = self._nodes[node]
-        ssd, awaited, demoted = tiers.ssd.slots, tiers.ssd.awaited, 0
+        there, demoted = tiers.ssd.entries.get, 0
         for key in keys:
-            kept = key in ssd and key not in awaited
+            copy = there(key)
+            kept = copy is not None and copy.landed
             demoted += kept
             if not kept:
                 self._forget_holder(key, tiers.bit)
@@ -318,15 +324,14 @@ class KVCachePool:
     def blocks(self) -> dict[str, tuple[int, int]]:
         """How many blocks are found on each node: in its DRAM, on its SSD."""
         return {
-            node: tuple(len(tier.slots) - len(tier.awaited) for tier in (tiers.dram, tiers.ssd))
+            node: tuple(len(tier.entries) - tier.awaited for tier in (tiers.dram, tiers.ssd))
             for node, tiers in self._nodes.items()
         }
 
     def pins(self) -> int:
         """Pins held over all nodes; 0 when no request is under way and nothing is being written to an SSD."""
-        return sum(
-            pins for tiers in self._nodes.values() for tier in (tiers.dram, tiers.ssd) for pins in tier.pins.values()
-        )
+        both = [tier for tiers in self._nodes.values() for tier in (tiers.dram, tiers.ssd)]
+        return sum(entry.pins for tier in both for entry in tier.entries.values())
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -334,7 +339,7 @@ class KVCachePool:
         for node, tiers in self._nodes.items():
             for tier in (tiers.dram, tiers.ssd):
                 tier.check()
-                for key in tier.slots.keys() - tier.awaited.keys():
+                for key in filter(tier.has_landed, tier.entries):
                     holders[key] = holders.get(key, 0) | tiers.bit
             tiers.backlog.check()
         assert holders == self._holders, "the holders of some block are wrong"

@@ -27,7 +27,7 @@ from mooncake_jax.sched.cost_file import resolve_cost
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.simulate.actors import make_actors
 from mooncake_jax.simulate.config import SimulationConfig
-from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate, why_invalid
+from mooncake_jax.simulate.run import Hosted, Run, Stuck, simulate, uncollected, why_invalid
 from mooncake_jax.simulate.settings import SimulatedSettings
 from mooncake_jax.simulate.traces import arrival_rate, keyed_requests
 
@@ -52,6 +52,12 @@ def main(arguments: list[str]) -> int:
     config = parse(arguments)
     out = Path(FLAGS.out) if FLAGS.out else Path("results") / time.strftime("%Y%m%d-%H%M%S")
     check_writable(out)
+    with uncollected():  # reading and summing up too: a collection would look at all that the run has made
+        return _simulate(config, out)
+
+
+def _simulate(config: SimulationConfig, out: Path) -> int:
+    """The exit code."""
     simulation = prepare(config)
     results = Results(out, events=FLAGS.events, at_once=False)
     try:

@@ -1,23 +1,23 @@
 """Actions that actors ask for; the cluster performs them, and answers with messages (messages.py).
 
-Frozen and picklable.
+Records (records.py), and picklable.
 """
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from mooncake_jax.cache.pool import Block
+from mooncake_jax.records import record
 from mooncake_jax.request import Outcome, Request
 from mooncake_jax.sched.messages import Message, Replication, StoreOnSSD
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Send:
     to: str
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Later:
     """Handle this message oneself after so many seconds."""
 
@@ -25,14 +25,14 @@ class Later:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Report:
     """A request has ended."""
 
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunPrefill:
     """Reuse the leading `reuse` blocks, compute the rest chunk by chunk, store the blocks with index in `missing`,
     stream to `decoding`.
@@ -48,7 +48,7 @@ class RunPrefill:
     missing: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PromoteBlocks:
     """Read these blocks from the SSD into their slots of DRAM. Answered by BlocksPromoted."""
 
@@ -56,7 +56,7 @@ class PromoteBlocks:
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FetchBlocks:
     """Copy blocks from another instance's DRAM into their slots here. Answered by BlocksReplicated."""
 
@@ -64,14 +64,14 @@ class FetchBlocks:
     replication: Replication
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WriteBlocks:
     """Do on the SSD what StoreOnSSD says. Answered by BlocksWritten if there are blocks to write."""
 
     order: StoreOnSSD
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AbandonCopy:
     """Wait no longer for blocks of this dispatch. Answered by BlocksReplicated with the reason."""
 
@@ -79,7 +79,7 @@ class AbandonCopy:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadKVCache:
     """Move the request's KVCache from host to device memory. Answered by KVCacheLoaded, or DecodingFailed."""
 
@@ -88,7 +88,7 @@ class LoadKVCache:
     first_token: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunStep:
     """One token for every request of the batch. Answered by StepDone or StepFailed.
 
@@ -99,7 +99,7 @@ class RunStep:
     yields: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InlinePrefill:
     """Compute the whole prompt on the device of a decoding instance, which has nothing else to compute meanwhile.
     Answered by PrefillInlined or PrefillFailed.
@@ -109,7 +109,7 @@ class InlinePrefill:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillPart:
     """So many tokens of a prompt, from the one at `start` on; the KVCache of those before it is on the device."""
 
@@ -119,7 +119,7 @@ class PrefillPart:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunIteration:
     """At a coupled instance: compute these parts of prompts, and one token for every request of the batch. Answered by
     StepDone, with the tokens of the batch and the first ones of those prompts that are whole then, or StepFailed.
@@ -129,7 +129,7 @@ class RunIteration:
     batch: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DropKVCache:
     """Free what this dispatch holds in host and device memory."""
 

@@ -7,7 +7,7 @@ nothing of how the answer came about (scheduler.py).
 import math
 from numbers import Integral, Real
 
-from mooncake_jax.sched.decisions import Dispatch, Fault, Reject
+from mooncake_jax.sched.decisions import ENDINGS, Dispatch, Fault, Reject
 from mooncake_jax.sched.texts import one_line, shown
 from mooncake_jax.sched.view import ClusterView
 
@@ -18,7 +18,7 @@ class WrongAnswer(Exception):
 
 def checked_choice(chosen: object, view: ClusterView) -> Dispatch | Reject | Fault:
     """A policy's answer. Raises WrongAnswer."""
-    if isinstance(chosen, Reject | Fault):
+    if isinstance(chosen, ENDINGS):
         return _checked_ending(chosen)
     if type(chosen) is not Dispatch:
         raise WrongAnswer(f"answered {shown(chosen)}, neither Dispatch nor Reject")
@@ -40,7 +40,7 @@ def checked_verdict(verdict: object) -> Reject | Fault | None:
     """An admission's answer. Raises WrongAnswer."""
     if verdict is None:
         return None
-    if isinstance(verdict, Reject | Fault):
+    if isinstance(verdict, ENDINGS):
         return _checked_ending(verdict)
     raise WrongAnswer(f"answered {shown(verdict)}, neither Reject nor None")
 

@@ -65,20 +65,17 @@ class ContinuousBatching:
 
     def _deliver_steps(self, steps: StepsDone) -> list[Action]:
         """What _deliver() would do for each of them."""
-        delivered, leaving, ended, count = [], [], [], len(steps.ends)
-        for dispatch in steps.batch:
-            running = self.batch.get(dispatch)
-            if running is None:  # cancelled meanwhile
-                continue
-            running.produced += count
-            delivered.append(dispatch)
-            if running.produced >= running.request.output_length:
-                leaving.append(self._leave(dispatch))
-                ended.append(dispatch)
+        batch, ended, count = self.batch, [], len(steps.ends)
+        delivered = tuple([dispatch for dispatch in steps.batch if dispatch in batch])  # the others were cancelled
         if not delivered:
             return []
-        news = StepsDecoded(self.name, steps.ends, tuple(delivered), tuple(ended))
-        return [*leaving, Send(CONDUCTOR, news)]
+        for dispatch in delivered:
+            running = batch[dispatch]
+            running.produced += count
+            if running.produced >= running.request.output_length:
+                ended.append(dispatch)
+        leaving = [self._leave(dispatch) for dispatch in ended]
+        return [*leaving, Send(CONDUCTOR, StepsDecoded(self.name, steps.ends, delivered, tuple(ended)))]
 
     def _is_last(self, running: Running, token_id: int | None) -> bool:
         request = running.request

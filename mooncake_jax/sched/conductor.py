@@ -9,9 +9,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from mooncake_jax import metrics
+from mooncake_jax.records import record
 from mooncake_jax.request import COMPLETED, FAILED, REJECTED, Request, TokenLogprobs
 from mooncake_jax.sched.actions import Action, Later, Report, Send
-from mooncake_jax.sched.decisions import Fault, Reject
+from mooncake_jax.sched.decisions import Dispatch, Fault, Reject
 from mooncake_jax.sched.elastic import ElasticRoles
 from mooncake_jax.sched.messages import (
     Arrived,
@@ -39,7 +40,7 @@ from mooncake_jax.sched.messages import (
 from mooncake_jax.sched.mfu import PrefillWork
 from mooncake_jax.sched.reservations import Reservations
 from mooncake_jax.sched.scheduler import Scheduler
-from mooncake_jax.sched.view import ClusterView, RequestView
+from mooncake_jax.sched.view import ClusterView
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class _Open:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Attempt:
     """A dispatch, until its request has ended and nothing of it moves any more (reservations.py)."""
 
@@ -76,6 +77,7 @@ class Conductor:
     ):
         self.view, self.scheduler, self.request_timeout, self.roles = view, scheduler, request_timeout, roles
         self.open: dict[str, _Open] = {}
+        self.serving: dict[int, _Open] = {}  # the same, by the dispatch that serves them
         self.attempts: dict[int, _Attempt] = {}
         self.reservations = Reservations(view.pool)
         self.prefill_work = defaultdict(PrefillWork, {node: PrefillWork() for node in view.prefill})
@@ -83,6 +85,8 @@ class Conductor:
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
+            case StepsDecoded():  # first, as a simulation has more of them than of all others
+                return self._deliver_steps(message)
             case Arrived(request, None):
                 looks = self.roles.arrived(now) if self.roles is not None else []
                 return [*self._dispatch(request, now), Later(self.request_timeout, Expired(request.id)), *looks]
@@ -93,8 +97,6 @@ class Conductor:
                 return []
             case TokensDecoded(_, at, tokens):
                 return [action for token in tokens for action in self._deliver(token, at)]
-            case StepsDecoded():
-                return self._deliver_steps(message)
             case PrefillStarted():
                 return self._prefill_started(message, now)
             case PrefillDone() | PrefillFailed():
@@ -128,7 +130,9 @@ class Conductor:
 
     def _dispatch(self, request: Request, now: float) -> list[Action]:
         decision = self.scheduler.dispatch(request, self.view, now)
-        if isinstance(decision, Reject | Fault):
+        if (before := self.open.get(request.id)) is not None:  # it was dispatched before, in vain
+            del self.serving[before.dispatch]
+        if type(decision) is not Dispatch:
             self.open.pop(request.id, None)
             status, reason, estimate, limit = _ending(decision)
             return [Report(metrics.outcome(request, status, reason=reason, estimate=estimate, limit=limit))]
@@ -142,9 +146,9 @@ class Conductor:
             view.copy_started(number, reservation.replication.source, tokens, now)
         goes = decision.prefill, decision.decoding, decision.inlined
         self.attempts[number] = _Attempt(request.id, request.prompt_tokens, *goes)
-        self.open[request.id] = _Open(request, number)
+        self.open[request.id] = self.serving[number] = _Open(request, number)
         reused = view.reusable_tokens(matched, request.prompt_tokens)
-        view.dispatched(number, RequestView.of(request), decision, reused, now)
+        view.dispatched(number, request, decision, reused, now)
         blocks, promote, replicate = reservation.blocks, reservation.promoting, reservation.replication
         start = StartPrefill(number, request, decision.decoding, blocks, promote, replicate)
         return [Send(decision.prefill, start)]
@@ -218,10 +222,12 @@ class Conductor:
     def _deliver_steps(self, steps: StepsDecoded) -> list[Action]:
         """What _deliver() would do for each of their tokens."""
         times, gaps = steps.times, metrics.gaps_of(steps.times)
-        for entry in filter(None, map(self._current, steps.dispatches)):
-            entry.token_times.add(times, gaps)
+        serving = self.serving.get
+        for dispatch in steps.dispatches:
+            if (entry := serving(dispatch)) is not None:
+                entry.token_times.add(times, gaps)
         self.view.tokens(steps.dispatches, steps.node, times[0], len(times))
-        ended = filter(None, map(self._current, steps.ended))
+        ended = filter(None, map(serving, steps.ended))
         return [action for entry in ended for action in self._complete(entry, times[-1])]
 
     def _complete(self, entry: _Open, at: float) -> list[Action]:
@@ -234,9 +240,7 @@ class Conductor:
 
     def _current(self, dispatch: int) -> _Open | None:
         """The open request that this dispatch still serves; None for a late message of an attempt that was given up."""
-        attempt = self.attempts.get(dispatch)
-        entry = self.open.get(attempt.request_id) if attempt is not None else None
-        return entry if entry is not None and entry.dispatch == dispatch else None
+        return self.serving.get(dispatch)
 
     def _end(
         self,
@@ -248,7 +252,7 @@ class Conductor:
     ) -> list[Action]:
         if entry is None:
             return []
-        del self.open[entry.request.id]
+        del self.open[entry.request.id], self.serving[entry.dispatch]
         attempt = self.attempts[entry.dispatch]
         self._leave_decoding(entry.dispatch)
         self._forget_if_over(entry.dispatch)
@@ -312,6 +316,8 @@ class Conductor:
         self.view.pool.check()
         for entry in self.open.values():
             assert entry.dispatch in self.attempts, f"{entry.request.id}: open without an attempt"
+        by_dispatch = {entry.dispatch: entry for entry in self.open.values()}
+        assert self.serving == by_dispatch, "a request is served by another dispatch"
         self.view.check()
         self.reservations.check()
         if self.roles is not None:

@@ -78,7 +78,7 @@ class CoupledInstance(ContinuousBatching):
                 self.stepping = False
                 actions = [*self._prefilled(now), *self._deliver(message, now)]
             case StepsDone():
-                self.stepping = False
+                self.stepping = message.more
                 actions = self._deliver_steps(message)
             case StepFailed(reason):
                 self.stepping, self.parts = False, ()

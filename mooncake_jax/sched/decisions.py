@@ -1,9 +1,9 @@
 """What a scheduler decides of a request: where it goes, or that it does not (report 6.1, algorithm 1)."""
 
-from dataclasses import dataclass
+from mooncake_jax.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dispatch:
     """Prefill here, decode there; first copy the leading `replicate_blocks` blocks from `replicate_from`, if that is
     set. inlined: the decoding instance computes the prompt itself, and is `prefill` too (inline.py; no policy says so).
@@ -18,7 +18,7 @@ class Dispatch:
     inlined: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reject:
     """reason: one line, for the user; without the estimate, so that a run's summary can count equal reasons. estimate
     and limit: the predicted seconds that were too many, and how many may be; None where no number decided.
@@ -29,8 +29,11 @@ class Reject:
     limit: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fault:
     """The request fails, for this reason: a policy or an admission went wrong itself, or nobody is there to serve."""
 
     reason: str
+
+
+ENDINGS = Reject, Fault

@@ -71,6 +71,11 @@ class DecodingInstance(ContinuousBatching):
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
+            case StepsDone():
+                actions = self._deliver_steps(message)
+                if message.more:  # so none has ended
+                    return actions
+                self.stepping = False
             case KVCacheReceived() | StartPrefill():
                 actions = self._receive(message)
             case KVCacheLoaded(dispatch, stopped):
@@ -82,9 +87,6 @@ class DecodingInstance(ContinuousBatching):
             case StepDone():
                 self.stepping = False
                 actions = self._deliver(message, now)
-            case StepsDone():
-                self.stepping = False
-                actions = self._deliver_steps(message)
             case StepFailed(reason):
                 self.stepping = False
                 actions = [a for dispatch in list(self.batch) for a in self._fail(dispatch, reason)]

@@ -87,7 +87,7 @@ class DecodingLoad:
         self.inlining.pop(dispatch, None)
         self.context -= request.context
         if request.tbt_slo == self.tightest_tbt:
-            self.tightest_tbt = min((r.tbt_slo for r in self.requests.values()), default=math.inf)
+            self.tightest_tbt = min([r.tbt_slo for r in self.requests.values()], default=math.inf)
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -5,6 +5,7 @@ blocks of its prompt, a page each, stay when it has ended, until their room is n
 and the tail of a prompt before its head. Requests that run at once share equal blocks. Knows nothing of time.
 """
 
+from mooncake_jax.cache.entry import Entry
 from mooncake_jax.cache.eviction import POLICIES
 from mooncake_jax.cache.tier import Tier
 from mooncake_jax.request import Request
@@ -17,15 +18,11 @@ class DevicePages:
         self.count, self.used = count, 0
         self._page_size, self._reuses = page_size, reuses
         self._tier = Tier(count, POLICIES["lru"]())
-        self._held: dict[int, list[bytes]] = {}  # by dispatch number: its blocks, then pages of its own
+        self._held: dict[int, list[Entry]] = {}  # by dispatch number: its blocks, then pages of its own
 
     def reusable(self, request: Request) -> int:
         """Leading tokens of the prompt whose KVCache is here; the last prompt token is always computed."""
-        blocks = 0
-        for key in self._keys(request):
-            if not self._tier.has_landed(key):
-                break
-            blocks += 1
+        blocks = self._tier.landed(self._keys(request))
         return min(blocks * self._page_size, request.prompt_tokens - 1)
 
     def take(self, dispatch: int, request: Request, pages: int) -> bool:
@@ -34,25 +31,25 @@ class DevicePages:
         """
         keys = self._keys(request)
         own = [b"page %d of dispatch %d" % (place, dispatch) for place in range(len(keys), pages)]
-        held = [*keys, *own]
-        added = sum(key not in self._tier.pins for key in held)
+        shared = [key for key in keys if (entry := self._tier.entries.get(key)) is not None and entry.pins]
+        added = len(keys) + len(own) - len(shared)
         if self.used + added > self.count:
             return False
-        self._tier.reserve(held)
-        self._held[dispatch] = held
+        self._held[dispatch], _ = self._tier.reserve([*keys, *own])
         self.used += added
         return True
 
     def landed(self, dispatch: int, request: Request) -> None:
         """The whole prompt has been computed: its blocks can be reused."""
-        self._tier.land([key for key in self._keys(request) if key in self._tier.awaited])
+        blocks = self._held[dispatch][: len(self._keys(request))]
+        self._tier.land([entry for entry in blocks if not entry.landed])
 
     def release(self, dispatch: int) -> None:
         """The request is no longer here."""
         held = self._held.pop(dispatch)
-        self.used -= sum(self._tier.pins[key] == 1 for key in held)
+        self.used -= sum([entry.pins == 1 for entry in held])
         self._tier.use(held)
-        self._tier.unpin(held)
+        self._tier.unpin([entry.key for entry in held])
 
     def _keys(self, request: Request) -> tuple[bytes, ...]:
         return request.block_keys if self._reuses else ()
@@ -60,5 +57,5 @@ class DevicePages:
     def check(self) -> None:
         """Assert the invariants."""
         self._tier.check()
-        pinned = len(self._tier.pins)
+        pinned = sum(entry.pins > 0 for entry in self._tier.entries.values())
         assert self.used == pinned <= self.count, f"{pinned} pages of {self.count} are counted as {self.used}"

@@ -1,14 +1,14 @@
 """Messages that actors handle: with the actions they ask for (actions.py), the whole protocol of the cluster.
 
-Frozen and picklable. Times are seconds since the start of the run, on the common clock. A *dispatch* is one attempt
-to serve a request; it has a number, because a request whose instance died is dispatched again and late messages of
-the old attempt must not be mistaken for the new one.
+Records (records.py), and picklable. Times are seconds since the start of the run, on the common clock. A *dispatch* is
+one attempt to serve a request; it has a number, because a request whose instance died is dispatched again and late
+messages of the old attempt must not be mistaken for the new one.
 """
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from mooncake_jax.cache.pool import Block
+from mooncake_jax.records import record
 from mooncake_jax.request import Request, TokenLogprobs
 
 CONDUCTOR = "conductor"
@@ -16,7 +16,7 @@ CONDUCTOR = "conductor"
 # --- handled by Conductor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arrived:
     """A user's request reaches the cluster. invalid says why it cannot be served at all, None if it can."""
 
@@ -24,7 +24,7 @@ class Arrived:
     invalid: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SSDReported:
     """Before the first request: the blocks that an earlier run has left on the node's SSD, (key, parent's key), the
     least recent first.
@@ -34,7 +34,7 @@ class SSDReported:
     stored: tuple[tuple[bytes, bytes | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillStarted:
     """The prefix was matched again as the prefill began: reused_tokens is what is really reused."""
 
@@ -43,7 +43,7 @@ class PrefillStarted:
     reused_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillDone:
     """All KVCache is computed, stored and sent. stored: blocks that landed. lost: blocks found damaged.
 
@@ -59,7 +59,7 @@ class PrefillDone:
     top_logits: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillFailed:
     """again: a block that was to be reused turned out damaged only as it was loaded; without it the prefill can be
     done.
@@ -71,7 +71,7 @@ class PrefillFailed:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlocksReplicated:
     """Blocks copied for a dispatch have landed in the DRAM of `node`, or, with a reason, have not."""
 
@@ -81,7 +81,7 @@ class BlocksReplicated:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlocksPromoted:
     """These blocks have been read from the node's SSD into its DRAM; a reason says why not all that were asked for."""
 
@@ -91,7 +91,7 @@ class BlocksPromoted:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlocksWritten:
     """Blocks with these keys are on the node's SSD in whole; a reason says why not all that were asked for."""
 
@@ -101,7 +101,7 @@ class BlocksWritten:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Token:
     dispatch: int
     token_id: int | None  # None in simulation
@@ -109,7 +109,7 @@ class Token:
     logprobs: TokenLogprobs | None = None  # where the request asked for them
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TokensDecoded:
     """One token for each of these requests, all at time `at`."""
 
@@ -118,7 +118,7 @@ class TokensDecoded:
     tokens: tuple[Token, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepsDecoded:
     """In simulation: at each of these times a token, which nobody knows, for each of these dispatches; with the last
     one, those in `ended` are done. As many TokensDecoded in one.
@@ -130,14 +130,14 @@ class StepsDecoded:
     ended: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DecodingFailed:
     dispatch: int
     node: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DecodingRejected:
     """The instance will not decode a request whose KVCache has arrived: what it would make of the TBT, in seconds, is
     above the limit. The prefill is wasted.
@@ -150,24 +150,24 @@ class DecodingRejected:
     limit: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NodeLost:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Expired:
     """The request's time is up, whatever has become of it."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Interrupted:
     """The run is being stopped: everything still open ends now."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReviewRoles:
     """It is time to look at the loads of both pools again (elastic.py)."""
 
@@ -175,7 +175,7 @@ class ReviewRoles:
 # --- handled by a prefill instance
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Replication:
     """Copy these blocks of another instance's DRAM, slot by slot, into one's own (hot-spot migration, report 6.2)."""
 
@@ -184,7 +184,7 @@ class Replication:
     target_blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StartPrefill:
     """Prefill this request and stream its KVCache to `decoding`. Sent to a decoding instance, with itself as `decoding`
     and without blocks: the prefill is inlined there.
@@ -201,7 +201,7 @@ class StartPrefill:
     replicate: Replication | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoreOnSSD:
     """Forget the blocks with the keys in `dropped` on this instance's SSD, then write these blocks there. parents: keys
     of the blocks that they follow. Answered by BlocksWritten if there are any to write.
@@ -213,7 +213,7 @@ class StoreOnSSD:
     dropped: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CopyLost:
     """The instance that was copying blocks here for this dispatch is gone."""
 
@@ -224,7 +224,7 @@ class CopyLost:
 # --- handled by a decoding instance, which handles StartPrefill, PrefillFailed too where prefills are inlined
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KVCacheReceived:
     """All KVCache of the request lies in this instance's host memory; the first output token is known."""
 
@@ -234,7 +234,7 @@ class KVCacheReceived:
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KVCacheLoaded:
     """The request's KVCache is in device memory: it can join the next batch.
 
@@ -245,7 +245,7 @@ class KVCacheLoaded:
     stopped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillInlined:
     """The prompt was computed on this instance's own device, in so many seconds: its KVCache is there, and it can join
     the next batch.
@@ -261,7 +261,7 @@ class PrefillInlined:
     top_logits: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepDone:
     """One decoding step of the batch: (dispatch, token id) of each request.
 
@@ -274,17 +274,19 @@ class StepDone:
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepsDone:
     """In simulation: steps of one batch that follow one another, and when each ended. None but the last one may end a
-    request. As many StepDone in one, each but the last answered by RunStep with the same batch.
+    request. As many StepDone in one, each but the last answered by RunStep with the same batch; with `more`, the last
+    one as well: the device is at the next step of this batch already.
     """
 
     batch: tuple[int, ...]
     ends: tuple[float, ...]
+    more: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StepFailed:
     reason: str
 
@@ -292,7 +294,7 @@ class StepFailed:
 # --- handled by instances of both kinds
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cancel:
     """Nobody waits for this dispatch any more."""
 

@@ -73,7 +73,7 @@ class PrefillInstance:
     def _enqueue(self, start: StartPrefill) -> list[Action]:
         landed = self.landed
         for key, slot in start.blocks:  # Conductor has given these slots away: what they held before is void
-            if slot in landed and landed[slot] != key:
+            if landed.get(slot, key) != key:
                 del landed[slot]
         self.queue.append(start)
         actions: list[Action] = []

@@ -10,12 +10,12 @@ prefill that has the instance to itself.
 """
 
 import math
-from dataclasses import dataclass
 
+from mooncake_jax.records import record
 from mooncake_jax.sched.pace import Pace
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Prefill:
     latency: float  # seconds, by the cost model
     occupancy: float  # of these, how long the entrance is taken

@@ -8,6 +8,7 @@ instance is to write to the SSD behind is held apart. Knows nothing of policies,
 from dataclasses import dataclass
 
 from mooncake_jax.cache.pool import Block, KVCachePool, WriteBehind
+from mooncake_jax.records import record
 from mooncake_jax.request import Request
 from mooncake_jax.sched.actions import Send
 from mooncake_jax.sched.decisions import Dispatch
@@ -38,7 +39,7 @@ class Reservation:
         return not self.prefilling and not self.promoting and self.replication is None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Write:
     node: str
     blocks: tuple[Block, ...]

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 from mooncake_jax.request import Request
 from mooncake_jax.sched.admission import Admission
 from mooncake_jax.sched.answers import WrongAnswer, checked_choice, checked_verdict
-from mooncake_jax.sched.decisions import Dispatch, Fault, Reject
+from mooncake_jax.sched.decisions import ENDINGS, Dispatch, Fault, Reject
 from mooncake_jax.sched.inline import inline_if_better
 from mooncake_jax.sched.policies import Policy
 from mooncake_jax.sched.shown_view import first_changed, read_only, state
@@ -38,9 +38,9 @@ class NotTheUsers(BaseException):
 
 
 class Scheduler:
-    """policy and admission with the names they were asked for by; time_limit: what every call of them runs in, and
-    which raises TooLong there after MOST_SECONDS. Without one a KeyboardInterrupt is taken for the user's.
-    longest_inlined: prompts of so many tokens may be prefilled where they are decoded (inline.py), 0 for none.
+    """policy and admission with the names they came by; time_limit: what every call of them runs in, or two of
+    ours together, and which raises TooLong there after MOST_SECONDS. Without one a KeyboardInterrupt is taken for the
+    user's. longest_inlined: prompts of so many tokens may be prefilled where they are decoded (inline.py), 0 for none.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class Scheduler:
         self.judges_prefilled = getattr(type(admission), "on_prefilled", None) is not Admission.on_prefilled
         self._policy_name = f"policy {policy_name or type(policy).__name__}"
         self._admission_name = f"admission {admission_name or type(admission).__name__}"
+        self._asked = ""  # the name of who is being asked
+        self._both_ours = _is_ours(policy) and _is_ours(admission)
         self._time_limit, self._longest_inlined = time_limit, longest_inlined
         self.faults: Counter[str] = Counter()  # what went wrong, those that failed no request too
 
@@ -65,6 +67,8 @@ class Scheduler:
         if not (view.prefill and view.decoding):
             return Fault(f"no {'decoding' if view.prefill else 'prefill'} instance is alive")
         asked = RequestView.of(request)
+        if self._both_ours:  # neither is watched: one time limit is enough, and spares half of what guarding takes
+            return self._guarded(self._policy_name, self._decide, asked, view, now)
         chosen = self._ask(
             self._policy_name,
             self.policy,
@@ -72,11 +76,21 @@ class Scheduler:
             now,
             lambda seen: checked_choice(self.policy.choose(asked, seen, now), view),
         )
-        if isinstance(chosen, Reject | Fault):
+        if isinstance(chosen, ENDINGS):
             return chosen
         if asked.prompt_tokens <= self._longest_inlined:
             chosen = inline_if_better(asked, chosen, view)
         verdict = self._judge(view, now, lambda seen: self.admission.on_arrival(asked, chosen, seen, now))
+        return chosen if verdict is None else verdict
+
+    def _decide(self, asked: RequestView, view: ClusterView, now: float) -> Dispatch | Reject | Fault:
+        chosen = checked_choice(self.policy.choose(asked, view, now), view)
+        if isinstance(chosen, ENDINGS):
+            return chosen
+        if asked.prompt_tokens <= self._longest_inlined:
+            chosen = inline_if_better(asked, chosen, view)
+        self._asked = self._admission_name
+        verdict = checked_verdict(self.admission.on_arrival(asked, chosen, view, now))
         return chosen if verdict is None else verdict
 
     def prefilled(self, request: Request, decoding: str, view: ClusterView, now: float) -> Reject | Fault | None:
@@ -89,7 +103,7 @@ class Scheduler:
     def completed(self, request: Request, output_tokens: int, decoding_seconds: float) -> None:
         """Tell what became of a request."""
         asked = RequestView.of(request)
-        self._guarded(self._admission_name, lambda: self.admission.on_completed(asked, output_tokens, decoding_seconds))
+        self._guarded(self._admission_name, self.admission.on_completed, asked, output_tokens, decoding_seconds)
 
     def _judge(self, view: ClusterView, now: float, ask: Callable[[ClusterView], object]) -> Reject | Fault | None:
         return self._ask(self._admission_name, self.admission, view, now, lambda seen: checked_verdict(ask(seen)))
@@ -98,21 +112,22 @@ class Scheduler:
         self, name: str, asked: Policy | Admission, view: ClusterView, now: float, decide: Callable[[ClusterView], T]
     ) -> T | Fault:
         """What it decides by the view, in which anybody else's code is watched."""
-        if type(asked).__module__.startswith(OURS):
-            return self._guarded(name, lambda: decide(view))
+        if _is_ours(asked):
+            return self._guarded(name, decide, view)
         try:
             before, seen = state(view, now), read_only(view)
-            answer = self._guarded(name, lambda: decide(seen))
+            answer = self._guarded(name, decide, seen)
             changed = first_changed(view, before, state(view, now))
         except Exception as error:
             return self._fault(f"{name} left a view of the cluster that cannot be read: {told(error)}")
         return answer if changed is None else self._fault(f"{name} changed {changed} in the view, which it only reads")
 
-    def _guarded(self, name: str, decide: Callable[[], T]) -> T | Fault:
-        """Whatever goes wrong in there is a fault, with this name; but for Ctrl-C."""
+    def _guarded(self, name: str, decide: Callable[..., T], *arguments: object) -> T | Fault:
+        """Whatever goes wrong in there is a fault, with this name or that of who is asked then; but for Ctrl-C."""
+        self._asked = name
         try:
             with self._time_limit:
-                wrong, answer = _tried(decide)
+                wrong, answer = _tried(decide, arguments)
         except TooLong:
             wrong = f"took longer than {MOST_SECONDS:g} s"
         except NotTheUsers:
@@ -121,7 +136,7 @@ class Scheduler:
             raise
         except BaseException:  # telling what it was has raised, too
             wrong = "raised what cannot be shown"
-        return answer if wrong is None else self._fault(f"{name} {wrong}")
+        return answer if wrong is None else self._fault(f"{self._asked} {wrong}")
 
     def _fault(self, reason: str) -> Fault:
         fault = Fault(one_line(reason))
@@ -129,10 +144,14 @@ class Scheduler:
         return fault
 
 
-def _tried(decide: Callable[[], T]) -> tuple[str | None, T | None]:
+def _is_ours(asked: Policy | Admission) -> bool:
+    return type(asked).__module__.startswith(OURS)
+
+
+def _tried(decide: Callable[..., T], arguments: tuple) -> tuple[str | None, T | None]:
     """What went wrong, and else what was decided. The time limit holds for the telling too: that is anybody's code."""
     try:
-        return None, decide()
+        return None, decide(*arguments)
     except WrongAnswer as wrong:
         return f"{wrong}", None
     except (TooLong, KeyboardInterrupt):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mooncake_jax.cache.pool import KVCachePool
+from mooncake_jax.records import record
 from mooncake_jax.request import SLO, Request
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.decisions import Dispatch
@@ -46,7 +47,7 @@ class RequestView(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Copy:
     """KVCache on its way from one prefill instance to another."""
 
@@ -82,7 +83,7 @@ class ClusterView:
 
     # --- for schedulers
 
-    def slo_of(self, request: RequestView) -> SLO:
+    def slo_of(self, request: RequestView | Request) -> SLO:
         """Its own where it names one."""
         if request.ttft_slo is None and request.tbt_slo is None:
             return self.slo
@@ -115,7 +116,9 @@ class ClusterView:
 
     # --- for Conductor
 
-    def dispatched(self, number: int, request: RequestView, dispatch: Dispatch, reused_tokens: int, now: float) -> None:
+    def dispatched(
+        self, number: int, request: RequestView | Request, dispatch: Dispatch, reused_tokens: int, now: float
+    ) -> None:
         """A request goes where `dispatch` says, and is expected to reuse so many tokens."""
         load = self.decoding[dispatch.decoding]
         load.add(number, request.prompt_tokens, now + dispatch.ttft, self.slo_of(request).tbt)

@@ -151,7 +151,8 @@ class SimulatedCluster:
                 if soon:
                     self._due = event
                     break
-            return events.now, *event
+            node, message = event
+            return events.now, node, message
         node, message = soon.popleft()
         return events.now, node, message
 

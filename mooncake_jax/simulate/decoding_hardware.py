@@ -117,7 +117,7 @@ class DecodingHardware:
         if self._config.single_steps:
             message = StepDone(tuple([(dispatch, None) for dispatch in self._batch]), ends[-1] - self._begun)
         else:
-            message = StepsDone(self._batch, ends)
+            message = StepsDone(self._batch, ends, upto < len(self._ends))
         self._begun = ends[-1]
         self._events.soon.append((self.node, message))
 

@@ -83,7 +83,7 @@ def simulate(
     asked = Asked()
     if check:
         hosted = {node: _Checked(hosted[node], actor, cluster, asked, config) for node, actor in actors.items()}
-    with _uncollected():
+    with uncollected():
         serve(hosted, cluster)
     if cluster.unended:
         raise Stuck(what_waits(cluster.unended, actors))
@@ -117,7 +117,7 @@ def why_invalid(request: Request, config: SimulationConfig) -> str | None:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """A run makes millions of objects, and no cycles of them."""
     enabled = gc.isenabled()
     gc.disable()
@@ -139,7 +139,9 @@ class _Checked:
     def handle(self, message: Message, now: float) -> list[Action]:
         assert now >= self._now, f"time runs back from {self._now} to {now}"
         self._now = now
-        actions = self._hosted.handle(pickle.loads(pickle.dumps(message)), now)
+        given = pickle.loads(pickle.dumps(message))
+        actions = self._hosted.handle(given, now)
+        assert given == message, f"an actor has changed its message: {message}"
         self._asked.add(actions, self._config)
         self._events += 1
         large = hasattr(self._actor, "view")

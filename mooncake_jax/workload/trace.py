@@ -11,9 +11,9 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain, islice
 
+from mooncake_jax.records import record
 from mooncake_jax.request import Request
 from mooncake_jax.workload.checks import is_integer, is_number, require
 from mooncake_jax.workload.files import write_whole
@@ -24,7 +24,7 @@ TRACE_BLOCK = 512  # tokens to a hash id
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TraceRow:
     """One request of a trace. timestamp in ms; lengths in tokens; index: the place of its line in the file, from 0."""
 
