@@ -4,7 +4,18 @@ import math
 from dataclasses import replace
 
 import pytest
-from simulated import BLOCK, BYTES_PER_TOKEN, COST, LAYERS, RATE, by_id, make_config, make_request, outcomes
+from simulated import (
+    BLOCK,
+    BYTES_PER_TOKEN,
+    COST,
+    LAYERS,
+    RATE,
+    by_id,
+    make_config,
+    make_request,
+    outcomes,
+    random_requests,
+)
 
 from mooncake_jax.cache.entry import Block
 from mooncake_jax.errors import UsageError
@@ -183,6 +194,23 @@ def test_decoding_instances_judge_again_only_where_they_are_to():
     judged, unjudged = (outcomes(requests, recheck=recheck, **limits) for recheck in (True, False))
     assert sorted(outcome.status for outcome in judged.values()) == [COMPLETED, REJECTED]
     assert {outcome.status for outcome in unjudged.values()} == {COMPLETED}
+
+
+def test_prefixes_are_matched_again_as_prefills_start_only_where_they_are_to():
+    """The second request comes while the first computes what both begin with; the third when that is done."""
+    requests = [
+        make_request(name, 400, arrival, chain="c", shared=20) for name, arrival in (("a", 0.0), ("b", 0.1), ("c", 9.0))
+    ]
+    again, once = (outcomes(requests, prefill=1, rematch=rematch) for rematch in (True, False))
+    assert [again[name].reused_tokens for name in "abc"] == [0, 20 * BLOCK, 20 * BLOCK]
+    assert [once[name].reused_tokens for name in "abc"] == [0, 0, 20 * BLOCK]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_matching_again_all_invariants_hold(seed):
+    requests = random_requests(seed, 60, rate=40.0)
+    run = simulate(make_config(rematch=False, ssd=40, request_timeout=3.0), COST, requests, check=True)
+    assert len(run.outcomes) == 60
 
 
 def losing_bytes(monkeypatch):

@@ -42,6 +42,7 @@ _SEPARATE = (
     "peak_tflops",
     "without",
     "recheck",
+    "rematch",
 )
 _NODES_APART = ("batched_prefill", "prefix_senders", "receive_gbps")
 _COUPLED = ("coupled_mode", "token_budget")
@@ -96,6 +97,7 @@ def _define() -> None:
         **kwargs,
     )
     flags.DEFINE_bool("recheck", True, "decoding instances judge TBT again as KVCache arrives", **kwargs)
+    flags.DEFINE_bool("rematch", True, "prefill instances match the prefix again as a prefill starts", **kwargs)
     flags.DEFINE_float(
         "cores",
         None,

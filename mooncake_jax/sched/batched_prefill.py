@@ -15,8 +15,8 @@ from mooncake_jax.sched.prefill import PrefillInstance
 class BatchedPrefillInstance(PrefillInstance):
     """token_budget: of prompts, in tokens that are not reused, None: no limit; block_size: tokens of a block."""
 
-    def __init__(self, name: str, token_budget: int | None, block_size: int):
-        super().__init__(name)
+    def __init__(self, name: str, token_budget: int | None, block_size: int, rematch: bool = True):
+        super().__init__(name, rematch=rematch)
         self.most_running = math.inf
         self._budget = math.inf if token_budget is None else token_budget
         self._block_size = block_size

@@ -27,14 +27,19 @@ from mooncake_jax.sched.messages import (
 
 
 class PrefillInstance:
-    def __init__(self, name: str, stages: int = 1):
-        self.name = name
+    """rematch: whether the prefix is matched again as a prefill starts; else it reuses what was here as it came, or was
+    brought here for it.
+    """
+
+    def __init__(self, name: str, stages: int = 1, rematch: bool = True):
+        self.name, self.rematch = name, rematch
         self.most_running = 1 if stages == 1 else stages + 1
         self.queue: list[StartPrefill] = []
         self.promoting: dict[int, tuple[Block, ...]] = {}  # dispatch -> blocks being read from the SSD for it
         self.copying: dict[int, tuple[Block, ...]] = {}  # dispatch -> blocks being copied here for it
         self.running: dict[int, frozenset[int]] = {}  # dispatch -> slots that it writes
         self.landed: dict[int, bytes] = {}  # slot of the store -> key of the block whose bytes are all there
+        self.matched: dict[int, int] = {}  # without rematch: dispatch -> leading blocks that it may reuse
 
     def handle(self, message: Message, now: float) -> list[Action]:
         match message:
@@ -78,7 +83,19 @@ class PrefillInstance:
         if start.replicate is not None:
             self.copying[start.dispatch] = start.replicate.target_blocks
             actions.append(FetchBlocks(start.dispatch, start.replicate))
+        if not self.rematch:
+            self.matched[start.dispatch] = self._match(start)
         return actions
+
+    def _match(self, start: StartPrefill) -> int:
+        """Leading blocks that are here, or are on their way here for this request."""
+        coming = {*self.promoting.get(start.dispatch, ()), *self.copying.get(start.dispatch, ())}
+        absent = (
+            place
+            for place, (key, slot) in enumerate(start.blocks)
+            if self.landed.get(slot) != key and (key, slot) not in coming
+        )
+        return next(absent, len(start.blocks))
 
     def _arrived(
         self, message: BlocksPromoted | BlocksReplicated, awaited: dict[int, tuple[Block, ...]]
@@ -109,7 +126,9 @@ class PrefillInstance:
     def _run(self, start: StartPrefill) -> RunPrefill:
         landed, blocks = self.landed.get, start.blocks
         absent = [place for place, (key, slot) in enumerate(blocks) if landed(slot) != key]
-        reuse = absent[0] if absent else len(blocks)
+        reuse = self.matched.pop(start.dispatch, len(blocks))
+        if absent:
+            reuse = min(reuse, absent[0])
         written = frozenset().union(*self.running.values())  # by another prompt with the same prefix
         missing = tuple([place for place in absent if blocks[place].slot not in written])
         self.running[start.dispatch] = frozenset([blocks[place].slot for place in missing])
@@ -120,6 +139,7 @@ class PrefillInstance:
         for position, start in enumerate(self.queue):
             if start.dispatch == dispatch:
                 del self.queue[position]
+                self.matched.pop(dispatch, None)
                 return [Send(CONDUCTOR, PrefillFailed(dispatch, self.name, "cancelled"))]
         return []
 
@@ -127,6 +147,7 @@ class PrefillInstance:
         """Assert the invariants."""
         queued = [start.dispatch for start in self.queue]
         assert len(set(queued)) == len(queued), f"{self.name}: a dispatch is queued twice"
+        assert self.rematch or self.matched.keys() == set(queued), f"{self.name}: matched are not those that are queued"
         assert self.running.keys().isdisjoint(queued), f"{self.name}: of {queued}, queued, {list(self.running)} run"
         assert len(self.running) <= self.most_running, f"{self.name}: {list(self.running)} run at once"
         written = [slot for slots in self.running.values() for slot in slots]

@@ -38,8 +38,8 @@ def make_actors(config: SimulationConfig, cost: CostModel, time_limit: TimeLimit
 
 def _prefill(node: str, config: SimulationConfig) -> PrefillInstance:
     if config.batched_prefill:
-        return BatchedPrefillInstance(node, config.token_budget, config.block_size)
-    return PrefillInstance(node, config.stages)
+        return BatchedPrefillInstance(node, config.token_budget, config.block_size, config.rematch)
+    return PrefillInstance(node, config.stages, config.rematch)
 
 
 def _coupled(config: SimulationConfig, limits: DecodingLimits) -> dict[str, Actor]:

@@ -44,10 +44,11 @@ class SimulationConfig:
     sends, None: as the cost model's transfers; receive_bytes_per_s: that it receives, None: as much; decision_s: from a
     request's arrival until its prefill instance hears of it; batched_prefill: whether a prefill instance of one node
     takes on all that wait at once (sched/batched_prefill.py); prefix_senders: one of PREFIX_SENDERS; recheck: whether
-    decoding instances judge TBT again as KVCache arrives; without: those of PARTS that are left out; single_steps: an
-    event for each decoding step; cores: of the one machine that all instances share (one_machine.py), None: each has
-    its own; prefill_cores and step_cores: how many of them a prefill and a decoding step keep busy alone. The others
-    are as in the cluster of ranks (cluster/config.py).
+    decoding instances judge TBT again as KVCache arrives; rematch: whether prefill instances match a prefix again as
+    its prefill starts; without: those of PARTS that are left out; single_steps: an event for each decoding step; cores:
+    of the one machine that all instances share (one_machine.py), None: each has its own; prefill_cores and step_cores:
+    how many of them a prefill and a decoding step keep busy alone. The others are as in the cluster of ranks
+    (cluster/config.py).
     """
 
     bytes_per_token: int
@@ -83,6 +84,7 @@ class SimulationConfig:
     batched_prefill: bool = False
     prefix_senders: str = PREFIX_SENDERS[0]
     recheck: bool = True
+    rematch: bool = True
     without: frozenset[str] = frozenset()
     single_steps: bool = False
     cores: float | None = None

@@ -36,6 +36,11 @@ WORKLOADS = {
 
 def poisson_rows(name: str, requests: int, rate: float, seed: int) -> list[TraceRow]:
     """So many requests of a workload, arriving `rate` a second on average. Raises UsageError naming the flag."""
+    return with_contexts(unshared_rows(name, requests, rate, seed), WORKLOADS[name].reuse, seed)
+
+
+def unshared_rows(name: str, requests: int, rate: float, seed: int) -> list[TraceRow]:
+    """The same without hash ids: what prompts have in common is left to others. Raises UsageError."""
     require_requests(requests)
     require(is_number(rate) and rate >= 1e-6, "rate", rate, "a number of requests a second, at least 0.000001")
     require(is_integer(seed, 0), "seed", seed, "an integer, not negative")
@@ -45,8 +50,7 @@ def poisson_rows(name: str, requests: int, rate: float, seed: int) -> list[Trace
     inputs = _lengths(workload.input_length, requests, workload.spread, dice)
     outputs = _lengths(workload.output_length, requests, workload.spread, dice)
     milliseconds = (int(arrival * 1000 / rate) for arrival in arrivals)
-    rows = [TraceRow(*fields, (), index) for index, fields in enumerate(zip(milliseconds, inputs, outputs))]
-    return with_contexts(rows, workload.reuse, seed)
+    return [TraceRow(*fields, (), index) for index, fields in enumerate(zip(milliseconds, inputs, outputs))]
 
 
 def workload_name(name: str, rate: float, seed: int) -> str:

@@ -1,0 +1,177 @@
+"""Report figures 9 and 10: loads of prefill and decoding over time, under early rejection and with prediction.
+
+    python experiments/arxiv_fig09.py --traces=traces [--speed=1.5] [--prefill=4] [--decode=8]      # 1 minute
+
+Claim: judged by the decoding load of the moment, admissions make both loads swing in anti-phase, since decoding lags
+behind them by a prefill; judged by the load predicted for the end of the prefill, they do not. Expected: a correlation
+of both loads below -0.4 with early rejection and above -0.25 with prediction, and half of the prefill load's deviation.
+
+It takes prefills that wait about as long as decoding takes, so a small prefill pool, and decoding instances that do not
+judge again as KVCache arrives. Figure 10 is drawn by hand in the report, and stands beside as it is drawn there.
+"""
+
+from collections.abc import Iterator, Sequence
+from statistics import correlation, fmean, pstdev
+from typing import Any
+
+from absl import flags
+from clusters import Trace, released
+from figure import (
+    Headline,
+    Sensitivity,
+    at_least,
+    at_most,
+    define_flags,
+    parse,
+    publish,
+    run_script,
+    untargeted,
+)
+from overload import EVERY_S, Overloaded, Sample, serve
+from reference import rows as paper_rows
+from style import line
+
+CLAIM = "Early rejection makes the loads of prefill and decoding swing in anti-phase; with prediction they do not."
+EARLY, PREDICTED = "early rejection", "with prediction"
+PROFILES = ("fast25", "micro")
+FIRST_S, WINDOW_S = 120.0, 1200.0  # left out, while the queues fill; what is drawn
+LAG = 2  # samples: 30 s
+QUICK_SAMPLES = 4
+
+FLAGS = define_flags("arxiv_fig09", traces=True)
+flags.DEFINE_float("speed", 1.5, "how many times faster the trace is replayed", lower_bound=0.001, flag_values=FLAGS)
+flags.DEFINE_integer("prefill", 4, "prefill instances", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_integer("decode", 8, "decoding instances", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_float("decoding_time_s", None, "t_d of the prediction (default: learned)", flag_values=FLAGS)
+
+
+def main(arguments: list[str]) -> int:
+    parse(FLAGS, arguments)
+    trace = released(FLAGS, "conversation")
+    ours = {profile: {name: overloaded(trace, name, profile) for name in (EARLY, PREDICTED)} for profile in PROFILES}
+    return publish(
+        FLAGS,
+        claim=CLAIM,
+        rows=[row for profile in PROFILES for row in rows_of(ours[profile], profile)],
+        headlines=[one for profile in PROFILES for one in headlines(ours[profile], profile, trace.label)],
+        sensitivities=[] if FLAGS.quick else [*sensitivities(trace, ours[PROFILES[0]])],
+        draw=lambda *panels: draw(panels, ours[PROFILES[0]]),
+        panels=(2, 2),
+        size=(10.0, 6.0),
+    )
+
+
+def overloaded(trace: Trace, admission: str, profile: str, **fields: Any) -> Overloaded:
+    """Nothing is judged again at decoding instances."""
+    cluster = {"prefill": FLAGS.prefill, "decode": FLAGS.decode, "decoding_time_s": FLAGS.decoding_time_s}
+    return serve(trace.requests(FLAGS.speed), admission, profile, **cluster | {"recheck": False} | fields)
+
+
+def steady(served: Overloaded) -> list[Sample]:
+    """Once the queues have filled."""
+    return [sample for sample in served.samples if sample.seconds >= FIRST_S] or served.samples
+
+
+def correlated(samples: Sequence[Sample], lag: int = 0) -> float | None:
+    """Of the prefill load with the decoding load so many samples later; None where one of them is constant."""
+    prefill = [sample.prefill for sample in samples][: len(samples) - lag]
+    decoding = [sample.decoding for sample in samples][lag:]
+    if len(prefill) < QUICK_SAMPLES or not pstdev(prefill) or not pstdev(decoding):
+        return None
+    return correlation(prefill, decoding)
+
+
+def deviation(samples: Sequence[Sample]) -> float:
+    """Of the prefill load."""
+    return pstdev([sample.prefill for sample in samples])
+
+
+def paper_samples() -> list[Sample]:
+    loads = {name: [] for name in ("prefill", "decoding")}
+    for row in paper_rows("arxiv_fig09"):
+        loads[row["series"]].append(float(row["y_load_percent"]) / 100)
+    return [Sample(EVERY_S * place, *both) for place, both in enumerate(zip(*loads.values(), strict=True))]
+
+
+def headlines(ours: dict[str, Overloaded], profile: str, trace: str) -> Iterator[Headline]:
+    paper, early, predicted = paper_samples(), steady(ours[EARLY]), steady(ours[PREDICTED])
+    common = {"profile": profile, "trace": trace, "kind": "fitted" if profile == PROFILES[0] else "predicted"}
+    common["note"] = (
+        "the sizes of the pools and the load were chosen such that loads swing"
+        if profile == PROFILES[0]
+        else "with batches as cheap as the micro-benchmarks have them decoding never nears its SLO: nothing swings"
+    )
+    target = at_most(-0.4)
+    yield Headline(f"correlation of loads, {EARLY}", correlated(paper), correlated(early), target, **common)
+    yield Headline(f"correlation of loads, {PREDICTED}", None, correlated(predicted), at_least(-0.25), **common)
+    ratio = deviation(predicted) / deviation(early) if deviation(early) else None
+    yield Headline("deviation of prefill load, with prediction over without", None, ratio, at_most(0.5), **common)
+    name = f"correlation with decoding 30 s later, {EARLY}"
+    yield Headline(name, correlated(paper, LAG), correlated(early, LAG), untargeted(), **common)
+    for pool in ("prefill", "decoding"):
+        theirs, found = ([getattr(sample, pool) for sample in samples] for samples in (paper, early))
+        yield Headline(f"mean {pool} load, {EARLY}", fmean(theirs), fmean(found), untargeted(), **common)
+        yield Headline(f"deviation of {pool} load, {EARLY}", pstdev(theirs), pstdev(found), untargeted(), **common)
+    for name, served in ours.items():
+        yield Headline(f"requests within both SLOs, {name}", None, served.good(), untargeted(), **common)
+
+
+def sensitivities(trace: Trace, ours: dict[str, Overloaded]) -> Iterator[Sensitivity]:
+    """Of the correlation, and of what prediction does to the prefill load's deviation."""
+    name, profile = f"correlation of loads, {EARLY}", PROFILES[0]
+    for assumption, field, values in (
+        ("prefill instances", "prefill", (3, 4, 5, 6, 8)),
+        ("decoding instances judge again", "recheck", (False, True)),
+    ):
+        tried = [correlated(steady(overloaded(trace, EARLY, profile, **{field: value}))) for value in values]
+        yield Sensitivity(assumption, values, name, tried)
+    times = (20.0, 40.0, 60.0)
+    tried = [overloaded(trace, PREDICTED, profile, decoding_time_s=seconds) for seconds in times] + [ours[PREDICTED]]
+    values = [*times, "learned"]
+    results = [correlated(steady(served)) for served in tried]
+    yield Sensitivity("t_d, s", values, f"correlation of loads, {PREDICTED}", results)
+    results = [deviation(steady(served)) / deviation(steady(ours[EARLY])) for served in tried]
+    yield Sensitivity("t_d, s", values, "deviation of prefill load, with prediction over without", results)
+    results = [served.good() for served in tried]
+    yield Sensitivity("t_d, s", values, f"requests within both SLOs, {PREDICTED}", results)
+
+
+def rows_of(ours: dict[str, Overloaded], profile: str) -> Iterator[dict[str, Any]]:
+    for name, served in ours.items():
+        for sample in served.samples:
+            yield {"profile": profile, "admission": name} | sample._asdict()
+
+
+def draw(panels, ours: dict[str, Overloaded]) -> None:
+    first, second, third, fourth = panels
+    shown = {f"ours, {name}": served.samples for name, served in ours.items()}
+    shown = {title: [one for one in samples if one.seconds <= WINDOW_S] for title, samples in shown.items()}
+    for axes, (title, samples) in zip((first, third), shown.items(), strict=True):
+        draw_loads(axes, samples, title)
+    draw_loads(second, paper_samples(), "report figure 9: early rejection", paper=True)
+    draw_schematic(fourth)
+    first.legend(loc="lower right")
+
+
+def draw_loads(axes, samples: Sequence[Sample], title: str, paper: bool = False) -> None:
+    for place, pool in enumerate(("prefill", "decoding")):
+        points = [(sample.seconds, 100 * getattr(sample, pool)) for sample in samples]
+        line(axes, points, pool, place, paper=paper, markers=paper)
+    axes.set(title=title, xlabel="time, s", ylabel="load, % of its SLO", ylim=(0, 125))
+
+
+def draw_schematic(axes) -> None:
+    """Four stages of figure 10, as drawn there."""
+    series = ("EarlyRejection", "EarlyRejectionPrediction")
+    for place, (name, label) in enumerate(zip(series, (EARLY, PREDICTED), strict=True)):
+        for pool, kind in (("prefill", "prefill_load_after_admission"), ("decoding", "decoding_load")):
+            found = [row for row in paper_rows("arxiv_fig10_schematic") if row["series"] == f"{name}:{kind}"]
+            points = [(int(row["x_stage"]), 100 * float(row["y_illustrative_load_fraction"])) for row in found]
+            line(axes, points, f"{pool}, {label}", 2 * place + (pool == "decoding"), paper=True)
+    axes.set(title="report figure 10: drawn by hand", xlabel="stage", ylabel="load, %", ylim=(0, 125))
+    axes.set_xticks(range(1, 5))
+    axes.legend(ncols=2)
+
+
+if __name__ == "__main__":
+    run_script(main)

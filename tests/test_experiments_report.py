@@ -1,0 +1,131 @@
+"""The report's figures 8 to 13 and table 3: that they run on small traces, and how they count, by hand."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mooncake_jax.request import COMPLETED, REJECTED
+from mooncake_jax.workload.poisson import poisson_rows
+from mooncake_jax.workload.trace import write_trace
+
+FOLDER = Path(__file__).parent.parent / "experiments"
+MODULES = ("documents", "overload", "poisson_rates")
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces")
+    write_trace(folder / "conversation_trace.jsonl", poisson_rows("l-eval", 60, 2.0, 0), "l-eval, for a test")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "trace"),
+    [
+        ("arxiv_fig08", True),
+        ("arxiv_fig09", True),
+        ("arxiv_fig11", False),
+        ("arxiv_fig12", False),
+        ("arxiv_fig13", True),
+        ("arxiv_table3", True),
+    ],
+)
+def test_a_figure_runs_on_a_few_requests(name, trace, small, tmp_path):
+    flags = [f"--traces={small}"] if trace else []
+    if name in ("arxiv_fig08", "arxiv_fig13", "arxiv_table3"):
+        flags.append(f"--trace={small / 'conversation_trace.jsonl'}")
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", f"--out={tmp_path}", *flags]
+    path = os.pathsep.join(filter(None, (str(FOLDER.parent), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    about = json.loads((tmp_path / f"{name}.json").read_text())
+    assert about["headlines"] and all(row["ok"] is None for row in about["headlines"])
+    assert (tmp_path / f"{name}.csv").read_text().count("\n") > 2
+
+
+def test_documents_are_asked_about_so_many_times_each_and_found_as_a_whole(ours):
+    rows = ours.documents.asked("l-eval", 60, 1.0, 3, questions=6, at_once=4).rows
+    by_document = {}
+    for row in rows:
+        by_document.setdefault(row.hash_ids[0], []).append(row)
+    assert len(rows) == 60 and max(map(len, by_document.values())) == 6
+    for asked in by_document.values():
+        shared = {row.hash_ids[:-1] for row in asked}
+        assert len(shared) == 1 and len({row.input_length for row in asked}) == 1
+        assert len({row.hash_ids[-1] for row in asked}) == len(asked)
+        assert len(asked[0].hash_ids) == -(-asked[0].input_length // 512)
+    open_at_once = [
+        len({one for one, asked in by_document.items() if asked[0].index <= row.index <= asked[-1].index})
+        for row in rows
+    ]
+    assert max(open_at_once) <= 4
+
+
+def test_a_seed_asks_alike_at_every_rate(ours):
+    slow, fast = (ours.documents.asked("simulated-16k", 20, rate, 1, 2, 4).rows for rate in (1.0, 4.0))
+    assert [row.hash_ids for row in slow] == [row.hash_ids for row in fast]
+    assert slow[-1].timestamp == pytest.approx(4 * fast[-1].timestamp, abs=4)
+
+
+RATIOS = {1.0: {"ttft": 0.2, "tbt": 0.3}, 2.0: {"ttft": 0.6, "tbt": 0.4}, 3.0: {"ttft": 9.0, "tbt": 0.5}}
+
+
+def test_a_crossing_lies_on_the_line_as_it_is_drawn(ours):
+    rate, what = ours.poisson_rates.crossing(RATIOS)
+    assert what == "TTFT" and rate == pytest.approx(2 + (1 - 0.6) / (1.2 - 0.6))
+    assert ours.poisson_rates.crossing({1.0: RATIOS[1.0]}) == (1.0, "none")
+    assert ours.poisson_rates.crossing({1.0: {"ttft": 0.1, "tbt": 1.1}}) == (1.0, "TBT")
+
+
+def test_the_largest_rate_is_below_the_first_that_breaks_an_slo(ours):
+    largest = ours.poisson_rates.largest_kept
+    assert largest(RATIOS) == 2.0 and largest(RATIOS | {4.0: RATIOS[1.0]}) == 2.0
+    assert largest({3.0: RATIOS[3.0]}) == 0.0
+
+
+def test_slos_are_those_of_the_mean_of_all_systems_at_the_lowest_rate(ours):
+    workload = ours.poisson_rates.Workload("simulated-16k", "", (0.1, 0.2), 12, 2, 4, "one_by_one")
+    found = ours.poisson_rates.measure(workload, "micro", [0])
+    for what, times in ours.poisson_rates.SLO_TIMES.items():
+        lowest = [by_seed[0][0.1][what] for by_seed in found.values()]
+        assert sum(lowest) / 3 == pytest.approx(1 / times)
+    alone = ours.poisson_rates.measure(workload, "micro", [0], ["vLLM-[4M]"])
+    assert alone == {"vLLM-[4M]": found["vLLM-[4M]"]}
+
+
+def test_loads_are_sampled_while_requests_arrive_and_requests_counted_as_they_end(ours):
+    overload = ours.overload
+    requests = sys.modules["clusters"].Trace("l-eval", poisson_rows("l-eval", 150, 4.0, 0)).requests()
+    served = overload.serve(requests, "baseline", "fast25", prefill=1, decode=1)
+    last = max(request.arrival for request in requests)
+    assert [sample.seconds for sample in served.samples] == [15.0 * place for place in range(int(last // 15) + 1)]
+    assert served.samples[0] == (0.0, 0.0, 0.0) and max(sample.prefill for sample in served.samples) > 0.5
+    assert served.rejected == sum(outcome.status == REJECTED for outcome in served.outcomes) > 0
+    done = [outcome for outcome in served.outcomes if outcome.status == COMPLETED]
+    assert served.good() == sum(o.ttft_s <= 30 and (o.tbt_top10_s or 0) <= 0.1 for o in done)
+    assert served.good(limit=9.0) == sum(o.ttft_s <= 30 for o in done) == len(done)
+
+
+@pytest.mark.traces
+def test_loads_swing_in_anti_phase_under_early_rejection_and_not_with_prediction(ours, traces):
+    figure = importlib.import_module("arxiv_fig09")
+    figure.parse(figure.FLAGS, [f"--traces={traces}"])
+    trace = figure.released(figure.FLAGS, "conversation")
+    early, predicted = (
+        figure.steady(figure.overloaded(trace, name, "fast25")) for name in (figure.EARLY, figure.PREDICTED)
+    )
+    assert figure.correlated(early) < -0.4 and figure.correlated(predicted) > -0.25
+    assert figure.deviation(predicted) < 0.5 * figure.deviation(early)
