@@ -1,4 +1,4 @@
-"""Report figures 9 and 10: loads of prefill and decoding over time, under early rejection and with prediction.
+"""Report figure 9: loads of prefill and decoding over time, under early rejection and with prediction.
 
     python experiments/arxiv_fig09.py --traces=traces [--speed=1.5] [--prefill=4] [--decode=8]      # 1 minute
 
@@ -6,8 +6,7 @@ Claim: judged by the decoding load of the moment, admissions make both loads swi
 behind them by a prefill; judged by the load predicted for the end of the prefill, they do not. Expected: a correlation
 of both loads below -0.4 with early rejection and above -0.25 with prediction, and half of the prefill load's deviation.
 
-It takes prefills that wait about as long as decoding takes, so a small prefill pool, and decoding instances that do not
-judge again as KVCache arrives. Figure 10 is drawn by hand in the report, and stands beside as it is drawn there.
+The cluster is one in which loads swing (overload.py). Figure 10, which the report has drawn by hand, is arxiv_fig10.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,21 +26,22 @@ from figure import (
     run_script,
     untargeted,
 )
-from overload import EVERY_S, Overloaded, Sample, serve
+from overload import EARLY, EVERY_S, PREDICTED, SWINGING, SWINGING_SPEED, Overloaded, Sample, serve
 from reference import rows as paper_rows
 from style import line
 
 CLAIM = "Early rejection makes the loads of prefill and decoding swing in anti-phase; with prediction they do not."
-EARLY, PREDICTED = "early rejection", "with prediction"
 PROFILES = ("fast25", "micro")
-FIRST_S, WINDOW_S = 120.0, 1200.0  # left out, while the queues fill; what is drawn
+WINDOW_S = 1200.0  # what is drawn
 LAG = 2  # samples: 30 s
 QUICK_SAMPLES = 4
 
 FLAGS = define_flags("arxiv_fig09", traces=True)
-flags.DEFINE_float("speed", 1.5, "how many times faster the trace is replayed", lower_bound=0.001, flag_values=FLAGS)
-flags.DEFINE_integer("prefill", 4, "prefill instances", lower_bound=1, flag_values=FLAGS)
-flags.DEFINE_integer("decode", 8, "decoding instances", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_float(
+    "speed", SWINGING_SPEED, "replay the trace so many times as fast", lower_bound=0.001, flag_values=FLAGS
+)
+flags.DEFINE_integer("prefill", SWINGING["prefill"], "prefill instances", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_integer("decode", SWINGING["decode"], "decoding instances", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_float("decoding_time_s", None, "t_d of the prediction (default: learned)", flag_values=FLAGS)
 
 
@@ -56,20 +56,14 @@ def main(arguments: list[str]) -> int:
         headlines=[one for profile in PROFILES for one in headlines(ours[profile], profile, trace.label)],
         sensitivities=[] if FLAGS.quick else [*sensitivities(trace, ours[PROFILES[0]])],
         draw=lambda *panels: draw(panels, ours[PROFILES[0]]),
-        panels=(2, 2),
-        size=(10.0, 6.0),
+        panels=(1, 3),
+        size=(10.0, 3.2),
     )
 
 
 def overloaded(trace: Trace, admission: str, profile: str, **fields: Any) -> Overloaded:
-    """Nothing is judged again at decoding instances."""
     cluster = {"prefill": FLAGS.prefill, "decode": FLAGS.decode, "decoding_time_s": FLAGS.decoding_time_s}
-    return serve(trace.requests(FLAGS.speed), admission, profile, **cluster | {"recheck": False} | fields)
-
-
-def steady(served: Overloaded) -> list[Sample]:
-    """Once the queues have filled."""
-    return [sample for sample in served.samples if sample.seconds >= FIRST_S] or served.samples
+    return serve(trace.requests(FLAGS.speed), admission, profile, **SWINGING | cluster | fields)
 
 
 def correlated(samples: Sequence[Sample], lag: int = 0) -> float | None:
@@ -94,7 +88,7 @@ def paper_samples() -> list[Sample]:
 
 
 def headlines(ours: dict[str, Overloaded], profile: str, trace: str) -> Iterator[Headline]:
-    paper, early, predicted = paper_samples(), steady(ours[EARLY]), steady(ours[PREDICTED])
+    paper, early, predicted = paper_samples(), ours[EARLY].steady, ours[PREDICTED].steady
     common = {"profile": profile, "trace": trace, "kind": "fitted" if profile == PROFILES[0] else "predicted"}
     common["note"] = (
         "the sizes of the pools and the load were chosen such that loads swing"
@@ -123,14 +117,14 @@ def sensitivities(trace: Trace, ours: dict[str, Overloaded]) -> Iterator[Sensiti
         ("prefill instances", "prefill", (3, 4, 5, 6, 8)),
         ("decoding instances judge again", "recheck", (False, True)),
     ):
-        tried = [correlated(steady(overloaded(trace, EARLY, profile, **{field: value}))) for value in values]
+        tried = [correlated(overloaded(trace, EARLY, profile, **{field: value}).steady) for value in values]
         yield Sensitivity(assumption, values, name, tried)
     times = (20.0, 40.0, 60.0)
     tried = [overloaded(trace, PREDICTED, profile, decoding_time_s=seconds) for seconds in times] + [ours[PREDICTED]]
     values = [*times, "learned"]
-    results = [correlated(steady(served)) for served in tried]
+    results = [correlated(served.steady) for served in tried]
     yield Sensitivity("t_d, s", values, f"correlation of loads, {PREDICTED}", results)
-    results = [deviation(steady(served)) / deviation(steady(ours[EARLY])) for served in tried]
+    results = [deviation(served.steady) / deviation(ours[EARLY].steady) for served in tried]
     yield Sensitivity("t_d, s", values, "deviation of prefill load, with prediction over without", results)
     results = [served.good() for served in tried]
     yield Sensitivity("t_d, s", values, f"requests within both SLOs, {PREDICTED}", results)
@@ -143,13 +137,12 @@ def rows_of(ours: dict[str, Overloaded], profile: str) -> Iterator[dict[str, Any
 
 
 def draw(panels, ours: dict[str, Overloaded]) -> None:
-    first, second, third, fourth = panels
+    first, second, third = panels
     shown = {f"ours, {name}": served.samples for name, served in ours.items()}
     shown = {title: [one for one in samples if one.seconds <= WINDOW_S] for title, samples in shown.items()}
     for axes, (title, samples) in zip((first, third), shown.items(), strict=True):
         draw_loads(axes, samples, title)
     draw_loads(second, paper_samples(), "report figure 9: early rejection", paper=True)
-    draw_schematic(fourth)
     first.legend(loc="lower right")
 
 
@@ -158,19 +151,6 @@ def draw_loads(axes, samples: Sequence[Sample], title: str, paper: bool = False)
         points = [(sample.seconds, 100 * getattr(sample, pool)) for sample in samples]
         line(axes, points, pool, place, paper=paper, markers=paper)
     axes.set(title=title, xlabel="time, s", ylabel="load, % of its SLO", ylim=(0, 125))
-
-
-def draw_schematic(axes) -> None:
-    """Four stages of figure 10, as drawn there."""
-    series = ("EarlyRejection", "EarlyRejectionPrediction")
-    for place, (name, label) in enumerate(zip(series, (EARLY, PREDICTED), strict=True)):
-        for pool, kind in (("prefill", "prefill_load_after_admission"), ("decoding", "decoding_load")):
-            found = [row for row in paper_rows("arxiv_fig10_schematic") if row["series"] == f"{name}:{kind}"]
-            points = [(int(row["x_stage"]), 100 * float(row["y_illustrative_load_fraction"])) for row in found]
-            line(axes, points, f"{pool}, {label}", 2 * place + (pool == "decoding"), paper=True)
-    axes.set(title="report figure 10: drawn by hand", xlabel="stage", ylabel="load, %", ylim=(0, 125))
-    axes.set_xticks(range(1, 5))
-    axes.legend(ncols=2)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,12 @@ from mooncake_jax.simulate.run import simulate
 
 TTFT_SLO, TBT_SLO = 30.0, 0.1
 EVERY_S = 15.0
-ADMISSIONS = {"baseline": "baseline", "early rejection": "early", "with prediction": "early-predicted"}
+EARLY, PREDICTED = "early rejection", "with prediction"
+ADMISSIONS = {"baseline": "baseline", EARLY: "early", PREDICTED: "early-predicted"}
+# Loads swing where prefills wait about as long as decoding takes, so with a small prefill pool, and where decoding
+# instances do not judge again as KVCache arrives: report figures 9 and 10.
+SWINGING, SWINGING_SPEED = {"prefill": 4, "decode": 8, "recheck": False}, 1.5
+FIRST_S = 120.0  # left out, while the queues fill
 
 
 class Sample(NamedTuple):
@@ -51,6 +56,11 @@ class Overloaded:
     def wasted(self) -> int:
         """Rejected ones that had been prefilled."""
         return sum(outcome.status == REJECTED and outcome.reused_tokens is not None for outcome in self.outcomes)
+
+    @property
+    def steady(self) -> list[Sample]:
+        """Once the queues have filled."""
+        return [sample for sample in self.samples if sample.seconds >= FIRST_S] or self.samples
 
     def good(self, tbt: str = "tbt_top10_s", limit: float = TBT_SLO) -> int:
         """Requests that completed within both SLOs. tbt: what of a request is held to the limit."""

@@ -36,6 +36,7 @@ def small(tmp_path_factory):
     [
         ("arxiv_fig08", True),
         ("arxiv_fig09", True),
+        ("arxiv_fig10", True),
         ("arxiv_fig11", False),
         ("arxiv_fig12", False),
         ("arxiv_fig13", True),

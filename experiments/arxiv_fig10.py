@@ -1,0 +1,109 @@
+"""Report figure 10: both loads at four successive stages, with early rejection and with prediction.
+
+    python experiments/arxiv_fig10.py --traces=traces      # 10 seconds
+
+Claim: with early rejection the loads of prefill and decoding take turns: one is high where the other is low; with
+prediction neither swings so far. The report has drawn this by hand, so its points illustrate and measure nothing. Ours
+are measured, on the cluster of figure 9 (overload.py): a stage is where the decoding load turns, and the four stages
+are those successive ones between which it swings farthest. Expected: with prediction half the swing or less.
+"""
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from clusters import released
+from figure import Headline, at_most, define_flags, parse, publish, run_script, untargeted
+from overload import EARLY, PREDICTED, SWINGING, SWINGING_SPEED, Sample, serve
+from reference import rows as paper_rows
+from style import line
+
+CLAIM = "With early rejection the loads of prefill and decoding take turns; with prediction neither swings so far."
+PROFILE = "fast25"
+STAGES = 4
+SERIES = {EARLY: "EarlyRejection", PREDICTED: "EarlyRejectionPrediction"}  # as the paper's points name them
+NOTE = "the cluster is that of figure 9, chosen such that loads swing; the report's points are drawn by hand"
+
+FLAGS = define_flags("arxiv_fig10", traces=True)
+
+
+class Stage(NamedTuple):
+    """Loads at a moment; 1 is what its SLO allows."""
+
+    prefill: float
+    decoding: float
+
+
+def main(arguments: list[str]) -> int:
+    parse(FLAGS, arguments)
+    trace = released(FLAGS, "conversation")
+    ours = {name: stages(serve(trace.requests(SWINGING_SPEED), name, PROFILE, **SWINGING).steady) for name in SERIES}
+    paper = {name: drawn(name) for name in SERIES}
+    return publish(
+        FLAGS,
+        claim=CLAIM,
+        rows=[
+            {"admission": name, "stage": number} | stage._asdict()
+            for name, found in ours.items()
+            for number, stage in enumerate(found, 1)
+        ],
+        headlines=[*headlines(ours, paper, trace.label)],
+        draw=lambda *panels: draw(panels, ours, paper),
+        panels=(1, 2),
+        size=(8.0, 3.4),
+    )
+
+
+def stages(samples: Sequence[Sample]) -> list[Stage]:
+    """At the turns of the decoding load, those successive ones between which it swings farthest."""
+    turns = [samples[0]]
+    for before, sample, after in zip(samples, samples[1:], samples[2:], strict=False):
+        if (sample.decoding - before.decoding) * (after.decoding - sample.decoding) < 0:
+            turns.append(sample)
+    windows = [turns[place : place + STAGES] for place in range(max(1, len(turns) - STAGES + 1))]
+    return [Stage(sample.prefill, sample.decoding) for sample in max(windows, key=swing)]
+
+
+def swing(found: Sequence[Stage] | Sequence[Sample]) -> float:
+    """Mean change of the decoding load from a stage to the next."""
+    return fmean([abs(b.decoding - a.decoding) for a, b in zip(found, found[1:], strict=False)] or [0.0])
+
+
+def drawn(name: str) -> list[Stage]:
+    """The report's, after admission."""
+    by_kind: dict[str, list[float]] = {}
+    for row in paper_rows("arxiv_fig10_schematic"):
+        by_kind.setdefault(row["series"], []).append(float(row["y_illustrative_load_fraction"]))
+    loads = (by_kind[f"{SERIES[name]}:{kind}"] for kind in ("prefill_load_after_admission", "decoding_load"))
+    return [Stage(*both) for both in zip(*loads, strict=True)]
+
+
+def headlines(ours: dict[str, list[Stage]], paper: dict[str, list[Stage]], trace: str) -> Iterator[Headline]:
+    common = {"profile": PROFILE, "trace": trace, "kind": "fitted", "note": NOTE}
+    for name in SERIES:
+        title = f"change of decoding load from stage to stage, {name}"
+        yield Headline(title, swing(paper[name]), swing(ours[name]), untargeted(), **common)
+    theirs, found = (swing(of[PREDICTED]) / swing(of[EARLY]) if swing(of[EARLY]) else None for of in (paper, ours))
+    yield Headline("the same, with prediction over without", theirs, found, at_most(0.5), **common)
+    title = f"stages in which one load is above its mean and the other below, {EARLY}"
+    yield Headline(title, opposed(paper[EARLY]), opposed(ours[EARLY]), untargeted(), **common)
+
+
+def opposed(found: Sequence[Stage]) -> int:
+    prefill, decoding = (fmean(loads) for loads in zip(*found, strict=True))
+    return sum((stage.prefill > prefill) != (stage.decoding > decoding) for stage in found)
+
+
+def draw(panels, ours: dict[str, list[Stage]], paper: dict[str, list[Stage]]) -> None:
+    for axes, name in zip(panels, SERIES, strict=True):
+        for whose, found in (("ours", ours[name]), ("drawn in the report", paper[name])):
+            for place, pool in enumerate(Stage._fields):
+                points = [(number, 100 * getattr(stage, pool)) for number, stage in enumerate(found, 1)]
+                line(axes, points, f"{pool}, {whose}", place, paper=whose != "ours")
+        axes.set(title=name, xlabel="stage", ylabel="load, % of its SLO", ylim=(0, 140))
+        axes.set_xticks(range(1, STAGES + 1))
+        axes.legend(ncols=2)
+
+
+if __name__ == "__main__":
+    run_script(main)
