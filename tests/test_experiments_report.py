@@ -125,8 +125,6 @@ def test_loads_swing_in_anti_phase_under_early_rejection_and_not_with_prediction
     figure = importlib.import_module("arxiv_fig09")
     figure.parse(figure.FLAGS, [f"--traces={traces}"])
     trace = figure.released(figure.FLAGS, "conversation")
-    early, predicted = (
-        figure.steady(figure.overloaded(trace, name, "fast25")) for name in (figure.EARLY, figure.PREDICTED)
-    )
+    early, predicted = (figure.overloaded(trace, name, "fast25").steady for name in (figure.EARLY, figure.PREDICTED))
     assert figure.correlated(early) < -0.4 and figure.correlated(predicted) > -0.25
     assert figure.deviation(predicted) < 0.5 * figure.deviation(early)
