@@ -1,21 +1,24 @@
 """Report figure 8: TTFT by scheduler, under a load at which choosing well decides.
 
-    python experiments/arxiv_fig08.py --traces=traces [--speed=1.8] [--trace=FILE]     # 2 minutes
+    python experiments/arxiv_fig08.py --traces=traces [--speed=1.8] [--trace=FILE] [--seeds=0,1,2,3]     # 4 minutes
 
 Claim: KVCache-centric scheduling has the least TTFT, then cache-aware, then load balancing, then random; the first two
 keep a mean below the SLO of 30 s. The report's own trace is not at hand: FAST25's conversation trace is served 1.8
-times as fast on 8 prefill and 8 decoding instances, nothing is rejected. Expected: that order, and both cache-aware
-means below 30 s. The means themselves are no target: 7 % more load make them 2 to 5 times as long.
+times as fast on 8 prefill and 8 decoding instances, nothing is rejected; beside it, twice as fast, surrogates of the
+report's. Expected: that order, and both cache-aware means below 30 s. The load was chosen for the latter, so they are
+marked fitted; the means themselves are no target: 7 % more load make them 2 to 5 times as long, and at twice the speed
+cache-aware has 93 s. Random is of all seeds together.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
-from clusters import Trace, completed, released, reports, run
-from figure import Headline, Sensitivity, at_most, define_flags, parse, publish, run_script, same, untargeted
+from clusters import Trace, completed, released, run
+from figure import Headline, Sensitivity, at_most, define_flags, parse, publish, run_script, same, seeds_of, untargeted
 from reference import points as papers
 from style import box
+from surrogates import described, report_traces
 
 from mooncake_jax.metrics import mean, percentile
 from mooncake_jax.request import Outcome
@@ -24,98 +27,139 @@ CLAIM = (
     "TTFT rises from KVCache-centric over cache-aware and load-balancing to random; the first two keep a mean of 30 s."
 )
 SLO_S = 30.0
-POLICIES = {name: name.lower() for name in ("KVCache-centric", "cache-aware", "load-balancing", "random")}
+RANDOM = "random"
+POLICIES = {name: name.lower() for name in ("KVCache-centric", "cache-aware", "load-balancing", RANDOM)}
 CACHE_AWARE = ("KVCache-centric", "cache-aware")
 PROFILES = ("arxiv", "micro")
 SPEEDS = (1.6, 2.0)  # tried beside --speed
 SURROGATE_SPEED = 2.0
+ORDER = "schedulers by mean TTFT"
 
-FLAGS = define_flags("arxiv_fig08", traces=True, trace=True)
+FLAGS = define_flags("arxiv_fig08", traces=True, trace=True, seeds=4)
 flags.DEFINE_float("speed", 1.8, "how many times faster the trace is replayed", lower_bound=0.001, flag_values=FLAGS)
 flags.DEFINE_integer("prefill", 8, "prefill instances", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_integer("decode", 8, "decoding instances", lower_bound=1, flag_values=FLAGS)
 
+MEANS_AT = -0.42  # beside its box
+
 Box = dict[str, float]
+Boxes = dict[str, Box]  # by scheduler
 
 
 def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
-    conversation, reported = released(FLAGS, "conversation"), reports(FLAGS)
+    conversation, surrogates = released(FLAGS, "conversation"), report_traces(FLAGS)
+    reported = described(FLAGS, surrogates)["trace"]
     paper = {name: dict(found) for name, found in papers("arxiv_fig08").items() if name in POLICIES}
-    ours = {profile: boxes(conversation, profile, FLAGS.speed) for profile in PROFILES}
-    stood_in = boxes(reported, PROFILES[0], SURROGATE_SPEED)
+    ours = {profile: boxes([conversation], profile, FLAGS.speed) for profile in PROFILES}
+    stood_in = boxes(surrogates, PROFILES[0], SURROGATE_SPEED)
     found = [one for profile in PROFILES for one in headlines(ours[profile], paper, profile, conversation.label)]
     rows = [row for profile in PROFILES for row in rows_of(ours[profile], profile, conversation.label, FLAGS.speed)]
-    rows += [*rows_of(stood_in, PROFILES[0], reported.label, SURROGATE_SPEED), *rows_of(paper, "paper", "paper", None)]
+    rows += [*rows_of(stood_in, PROFILES[0], reported, SURROGATE_SPEED), *rows_of(paper, "paper", "paper", None)]
+    drawn = {f"{conversation.label}, {FLAGS.speed:g} times as fast": ours[PROFILES[0]]}
+    drawn |= {f"{reported}, {SURROGATE_SPEED:g} times as fast": stood_in}
     return publish(
         FLAGS,
         claim=CLAIM,
         rows=rows,
-        headlines=[*found, order_of(stood_in, paper, PROFILES[0], reported.label, untargeted())],
+        headlines=[*found, *headlines_of_surrogates(stood_in, paper, reported)],
         sensitivities=by_speed(conversation, ours[PROFILES[0]]),
         lessons=[
             "Reuse is capacity: where load balancing and random let the queues grow without end, choosing by what is "
             "cached spares enough computation to keep up with the same arrivals.",
         ],
-        draw=lambda axes: draw(axes, ours[PROFILES[0]], paper),
+        draw=lambda *panels: draw(panels, drawn, paper),
+        panels=(1, 2),
+        size=(10.0, 4.0),
     )
 
 
-def boxes(trace: Trace, profile: str, speed: float, policies: Sequence[str] = tuple(POLICIES)) -> dict[str, Box]:
+def boxes(traces: Sequence[Trace], profile: str, speed: float, policies: Sequence[str] = tuple(POLICIES)) -> Boxes:
+    """Of all traces together, and of random of all seeds; with the least and the greatest mean of one."""
     cluster = {"prefill": FLAGS.prefill, "decode": FLAGS.decode, "admission": "none"}
-    requests = trace.requests(speed)
-    return {name: box_of(run(requests, profile, policy=POLICIES[name], **cluster).outcomes) for name in policies}
+    requests, seeds, found = [trace.requests(speed) for trace in traces], seeds_of(FLAGS), {}
+    for name in policies:
+        if len(traces) > 1:
+            served = list(zip(requests, seeds, strict=True))
+        else:
+            served = [(requests[0], seed) for seed in (seeds if name == RANDOM else seeds[:1])]
+        runs = [ttfts(run(of, profile, policy=POLICIES[name], seed=seed, **cluster).outcomes) for of, seed in served]
+        means = [mean(each) for each in runs]
+        found[name] = box_of([ttft for each in runs for ttft in each])
+        found[name] |= {"least_mean": min(means), "greatest_mean": max(means)}
+    return found
 
 
-def box_of(outcomes: list[Outcome]) -> Box:
+def ttfts(outcomes: list[Outcome]) -> list[float]:
+    return [outcome.ttft_s for outcome in completed(outcomes)]
+
+
+def box_of(ttfts: list[float]) -> Box:
     """Whiskers reach the last TTFT within one and a half boxes of the box."""
-    ttfts = sorted(outcome.ttft_s for outcome in completed(outcomes))
     low, middle, high = (percentile(ttfts, q) for q in (25, 50, 75))
     reach = 1.5 * (high - low)
     within = [ttft for ttft in ttfts if low - reach <= ttft <= high + reach]
-    whiskers = {"whisker_low": within[0], "whisker_high": within[-1]}
+    whiskers = {"whisker_low": min(within), "whisker_high": max(within)}
     return whiskers | {"q1": low, "median": middle, "q3": high, "mean": mean(ttfts)}
 
 
-def headlines(ours: dict[str, Box], paper: dict[str, Box], profile: str, trace: str) -> Iterator[Headline]:
-    yield order_of(ours, paper, profile, trace, same())
-    note = f"another trace at a load of our choice, {FLAGS.speed:g} times its own: the load decides (see the sweep)"
+def headlines(ours: Boxes, paper: Boxes, profile: str, trace: str) -> Iterator[Headline]:
+    common = {"profile": profile, "trace": trace}
+    yield Headline(ORDER, by_mean(paper), by_mean(ours), same(), **common, kind="predicted")
+    note = (
+        f"another trace at a load of our choice, {FLAGS.speed:g} times its own, at which the two cache-aware ones keep "
+        "30 s: the load decides (see the sweep: a little more, and cache-aware does not)"
+    )
     for name, found in ours.items():
-        tolerance = at_most(SLO_S) if name in CACHE_AWARE else untargeted()
-        about = (f"mean TTFT, {name}, s", paper[name]["mean"], found["mean"], tolerance, profile, trace)
-        yield Headline(*about, "predicted", note)
+        tolerance, kind = (at_most(SLO_S), "fitted") if name in CACHE_AWARE else (untargeted(), "predicted")
+        text = f"{note}; {spread_of(found)}" if name == RANDOM else note
+        about = (f"mean TTFT, {name}, s", paper[name]["mean"], found["mean"], tolerance)
+        yield Headline(*about, **common, kind=kind, note=text)
 
 
-def order_of(ours: dict[str, Box], paper: dict[str, Box], profile: str, trace: str, tolerance) -> Headline:
-    return Headline("schedulers by mean TTFT", by_mean(paper), by_mean(ours), tolerance, profile, trace, "predicted")
+def headlines_of_surrogates(ours: Boxes, paper: Boxes, trace: str) -> Iterator[Headline]:
+    common = {"profile": PROFILES[0], "trace": trace, "kind": "predicted"}
+    yield Headline(ORDER, by_mean(paper), by_mean(ours), untargeted(), **common)
+    for name, found in ours.items():
+        about = (f"mean TTFT, {name}, s", paper[name]["mean"], found["mean"], untargeted())
+        yield Headline(*about, **common, note=f"{SURROGATE_SPEED:g} times as fast; {spread_of(found)}")
 
 
-def by_mean(boxes: dict[str, Box]) -> str:
+def spread_of(found: Box) -> str:
+    return f"means of the seeds from {found['least_mean']:.3g} to {found['greatest_mean']:.3g} s"
+
+
+def by_mean(boxes: Boxes) -> str:
     return " < ".join(sorted(boxes, key=lambda name: boxes[name]["mean"]))
 
 
-def by_speed(trace: Trace, ours: dict[str, Box]) -> list[Sensitivity]:
+def by_speed(trace: Trace, ours: Boxes) -> list[Sensitivity]:
     """What the load does to the means that have a target."""
     speeds = sorted({FLAGS.speed} if FLAGS.quick else {*SPEEDS, FLAGS.speed})
-    tried = [ours if speed == FLAGS.speed else boxes(trace, PROFILES[0], speed, CACHE_AWARE) for speed in speeds]
+    tried = [ours if speed == FLAGS.speed else boxes([trace], PROFILES[0], speed, CACHE_AWARE) for speed in speeds]
     return [
         Sensitivity("replay speed", speeds, f"mean TTFT, {name}, s", [found[name]["mean"] for found in tried])
         for name in CACHE_AWARE
     ]
 
 
-def rows_of(boxes: dict[str, Box], profile: str, trace: str, speed: float | None) -> Iterator[dict[str, Any]]:
+def rows_of(boxes: Boxes, profile: str, trace: str, speed: float | None) -> Iterator[dict[str, Any]]:
     for name, found in boxes.items():
         for statistic, seconds in found.items():
             about = {"profile": profile, "trace": trace, "speed": speed, "scheduler": name}
             yield about | {"statistic": statistic, "ttft_s": seconds}
 
 
-def draw(axes, ours: dict[str, Box], paper: dict[str, Box]) -> None:
-    box(axes, ours, paper)
-    axes.axhline(SLO_S, color="black", linestyle="--", linewidth=0.8, label="SLO")
-    axes.set(ylabel="TTFT, s")
-    axes.legend()
+def draw(panels, ours: dict[str, Boxes], paper: Boxes) -> None:
+    """Bars beside the boxes: from the least to the greatest mean of a seed."""
+    for axes, (title, found) in zip(panels, ours.items(), strict=True):
+        box(axes, found, paper)
+        for place, of in enumerate(found.values()):
+            about = {"color": "black", "linewidth": 3, "label": None if place else "ours: means of the seeds"}
+            axes.plot([place + MEANS_AT] * 2, [of["least_mean"], of["greatest_mean"]], **about)
+        axes.axhline(SLO_S, color="black", linestyle="--", linewidth=0.8, label="SLO")
+        axes.set(ylabel="TTFT, s", title=f"{title}, profile {PROFILES[0]}")
+    panels[0].legend(loc="upper left")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,14 @@ nothing of single figures.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 from clusters import run
 from documents import asked
 from reference import points as papers
+from reference import rows as paper_rows
 from style import line
 
 from mooncake_jax.metrics import mean, percentile
@@ -63,20 +65,21 @@ def measure(
     """fields: of SimulationConfig, for all systems. Rates above the first one that is off the axes are not tried."""
     found: Found = {system: [] for system in systems}
     for seed in seeds:
-        lowest = {system: _p90(workload, cost, seed, workload.rates[0], system, fields) for system in SYSTEMS}
+        p90 = {system: partial(_p90, workload, cost, seed, system, fields) for system in SYSTEMS}
+        lowest = {system: of(workload.rates[0]) for system, of in p90.items()}
         limits = {
             what: times * mean([seconds[what] for seconds in lowest.values()]) for what, times in SLO_TIMES.items()
         }
         for system, ratios in found.items():
-            ratios.append(dict(_rising(workload, cost, seed, system, fields, limits)))
+            measured = chain([lowest[system]], map(p90[system], workload.rates[1:]))  # as they are asked for
+            ratios.append(dict(_until_off_the_axes(zip(workload.rates, measured, strict=True), limits)))
     return found
 
 
-def _rising(
-    workload: Workload, cost: str | CostModel, seed: int, system: str, fields: Mapping, limits: Mapping[str, float]
+def _until_off_the_axes(
+    measured: Iterable[tuple[float, Mapping[str, float]]], limits: Mapping[str, float]
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    for rate in workload.rates:
-        seconds = _p90(workload, cost, seed, rate, system, fields)
+    for rate, seconds in measured:
         ratios = {what: seconds[what] / limit for what, limit in limits.items()}
         yield rate, ratios
         if max(ratios.values()) > DRAWN:
@@ -84,7 +87,7 @@ def _rising(
 
 
 def _p90(
-    workload: Workload, cost: str | CostModel, seed: int, rate: float, system: str, fields: Mapping
+    workload: Workload, cost: str | CostModel, seed: int, system: str, fields: Mapping, rate: float
 ) -> dict[str, float]:
     trace = asked(workload.name, workload.requests, rate, seed, workload.questions, workload.at_once)
     own = {"coupled_mode": workload.vllm} if "coupled" in SYSTEMS[system] else {"rematch": False}
@@ -103,6 +106,18 @@ def _tbt(outcome: Outcome) -> float:
 def paper_points(workload: Workload, what: str) -> dict[str, list[tuple[float, float]]]:
     """By system, (rate, ratio) as drawn."""
     return {system: list(found) for system, found in papers(f"{workload.paper}_{what}").items()}
+
+
+def papers_rate(workload: Workload, system: str) -> dict[str, str]:
+    """The row of the highest rates that the report's figures 11 and 12 have within both SLOs."""
+    name = workload.paper.split("_", 2)[2]
+    rows = paper_rows("arxiv_fig11_12_max_rates")
+    return next(row for row in rows if (row["workload"], row["series"]) == (name, system))
+
+
+def label(workload: Workload, seeds: Sequence[int]) -> str:
+    """As the fidelity table names what was generated."""
+    return f"{workload.name}, generated, {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
 
 
 def rows_of(workload: Workload, profile: str, found: Found, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -142,14 +157,24 @@ def largest_kept(ratios: Ratios) -> float:
     return kept
 
 
-def draw_ratios(axes: Any, workload: Workload, what: str, found: Found) -> None:
-    """Means of the seeds, with their least and greatest, at rates that all of them tried; and the paper's."""
+def draw_ratios(axes: Any, workload: Workload, profile: str, what: str, found: Found) -> None:
+    """Means of the seeds, with their least and greatest, and the paper's points."""
     theirs = paper_points(workload, what)
     for place, (system, by_seed) in enumerate(found.items()):
-        rates = [rate for rate in by_seed[0] if all(rate in ratios for ratios in by_seed)]
-        each = [[ratios[rate][what] for ratios in by_seed] for rate in rates]
+        rates = [rate for rate in workload.rates if any(rate in ratios for ratios in by_seed)]
+        each = [list(_drawn(by_seed, rate, what)) for rate in rates]
         means = [(rate, mean(values)) for rate, values in zip(rates, each, strict=True)]
         line(axes, means, system, place, spread=[(min(values), max(values)) for values in each])
         line(axes, theirs[system], f"{system}, paper", place, paper=True)
     axes.axhline(1, color="black", linewidth=0.6)
-    axes.set(ylim=(0, DRAWN + 0.05), xlabel="requests/s", ylabel=f"P90 {what.upper()} / SLO", title=workload.name)
+    axes.set(ylim=(0, DRAWN + 0.05), xlabel="requests/s", ylabel=f"P90 {what.upper()} / SLO")
+    axes.set_title(f"{workload.name}, profile {profile}")
+
+
+def _drawn(by_seed: Sequence[Ratios], rate: float, what: str) -> Iterator[float]:
+    """Of each seed. What is above the picture counts as its edge, as the report's does, and stays there."""
+    for ratios in by_seed:
+        if rate in ratios:
+            yield min(ratios[rate][what], DRAWN)
+        elif ratios[max(ratios)][what] > DRAWN:
+            yield DRAWN
