@@ -109,7 +109,8 @@ def headlines(ours: dict[str, Overloaded], profile: str, trace: str) -> Iterator
         theirs, found = ([getattr(sample, pool) for sample in samples] for samples in (paper, early))
         yield Headline(f"mean {pool} load, {EARLY}", fmean(theirs), fmean(found), untargeted(), **common)
         yield Headline(f"deviation of {pool} load, {EARLY}", pstdev(theirs), pstdev(found), untargeted(), **common)
-    common["note"] += f"; {lesson(*ours.values())}"
+    if common["kind"] == "fitted":
+        common["note"] += f"; {lesson(*ours.values())}"
     for name, served in ours.items():
         yield Headline(f"requests within both SLOs, {name}", None, served.good(), untargeted(), **common)
 

@@ -128,3 +128,38 @@ def test_loads_swing_in_anti_phase_under_early_rejection_and_not_with_prediction
     early, predicted = (figure.overloaded(trace, name, "fast25").steady for name in (figure.EARLY, figure.PREDICTED))
     assert figure.correlated(early) < -0.4 and figure.correlated(predicted) > -0.25
     assert figure.deviation(predicted) < 0.5 * figure.deviation(early)
+
+
+def test_what_has_left_the_picture_counts_as_its_edge(ours):
+    left, within = {1.0: {"ttft": 0.2, "tbt": 0.3}, 2.0: {"ttft": 9.0, "tbt": 0.4}}, RATIOS
+    drawn = {
+        (rate, what): list(ours.poisson_rates._drawn([left, within], rate, what))
+        for rate in (2.0, 3.0)
+        for what in ("ttft", "tbt")
+    }
+    assert drawn == {
+        (2.0, "ttft"): [1.2, 0.6],
+        (3.0, "ttft"): [1.2, 1.2],
+        (2.0, "tbt"): [0.4, 0.4],
+        (3.0, "tbt"): [0.5],
+    }
+
+
+def test_random_is_of_all_seeds_and_surrogates_of_each_its_own(ours, small, tmp_path):
+    figure = importlib.import_module("arxiv_fig08")
+    seeds = [f"--traces={small}", f"--out={tmp_path}", "--prefill=2", "--decode=1", "--seeds=0,1"]
+    figure.parse(figure.FLAGS, seeds)
+    trace = figure.released(figure.FLAGS, "conversation")
+    other = type(trace)("another", poisson_rows("l-eval", 60, 2.0, 1))
+    found = figure.boxes([trace], "micro", 1.0, ("cache-aware", "random"))
+    assert found["cache-aware"]["least_mean"] == found["cache-aware"]["greatest_mean"]
+    assert found["random"]["least_mean"] < found["random"]["mean"] < found["random"]["greatest_mean"]
+    both = figure.boxes([trace, other], "micro", 1.0, ("cache-aware",))["cache-aware"]
+    assert both["least_mean"] < both["mean"] < both["greatest_mean"]
+
+
+def test_a_trace_in_which_nothing_comes_twice_has_a_lesson_too(ours):
+    figure = importlib.import_module("arxiv_table1")
+    nothing = figure.Spread([0.0])
+    [lesson] = figure.lessons({("LRU", capacity): nothing for capacity in (50_000, float("inf"))})
+    assert "nothing can be hit" in lesson

@@ -6,7 +6,9 @@ that a request more in the batch adds about 0.14 ms to a step, beside its contex
 single calibration fits all, so every result that depends on it must say which one it used:
 
 - `micro`: what the micro-benchmarks measured. The honest choice where no figure is to be reproduced.
-- `arxiv`: 0.6 ms a request, for the report's end-to-end figures 11 to 13.
+- `arxiv`: 0.6 ms a request, for the report's figures 8, 11 and 12; chosen on the TBT of its figure 11. Its overload
+  experiments (figures 9 and 10, table 3) show their effects with `fast25` only, since with `arxiv` decoding never
+  binds there, and figure 13 comes nearer with `fast25`.
 - `fast25`: 3.5 ms a request, for FAST25's end-to-end runs of Mooncake; chosen on its figure 1, a check on 7 and 15.
 - `vllm`: the coupled baseline in FAST25's runs (vLLM 0.5.1): 5 ms a request, chosen on its figure 1 (4.5 to 5 fit), and
   a prefix cache that lies on the device, so that reuse loads nothing.
