@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
+from boxes import Box, box_of
 from clusters import Trace, completed, released, run
 from figure import Headline, Sensitivity, at_most, define_flags, parse, publish, run_script, same, seeds_of, untargeted
 from reference import points as papers
 from style import box
 from surrogates import described, report_traces
 
-from mooncake_jax.metrics import mean, percentile
+from mooncake_jax.metrics import mean
 from mooncake_jax.request import Outcome
 
 CLAIM = (
@@ -42,7 +43,6 @@ flags.DEFINE_integer("decode", 8, "decoding instances", lower_bound=1, flag_valu
 
 MEANS_AT = -0.42  # beside its box
 
-Box = dict[str, float]
 Boxes = dict[str, Box]  # by scheduler
 
 
@@ -92,15 +92,6 @@ def boxes(traces: Sequence[Trace], profile: str, speed: float, policies: Sequenc
 
 def ttfts(outcomes: list[Outcome]) -> list[float]:
     return [outcome.ttft_s for outcome in completed(outcomes)]
-
-
-def box_of(ttfts: list[float]) -> Box:
-    """Whiskers reach the last TTFT within one and a half boxes of the box."""
-    low, middle, high = (percentile(ttfts, q) for q in (25, 50, 75))
-    reach = 1.5 * (high - low)
-    within = [ttft for ttft in ttfts if low - reach <= ttft <= high + reach]
-    whiskers = {"whisker_low": min(within), "whisker_high": max(within)}
-    return whiskers | {"q1": low, "median": middle, "q3": high, "mean": mean(ttfts)}
 
 
 def headlines(ours: Boxes, paper: Boxes, profile: str, trace: str) -> Iterator[Headline]:
