@@ -1,6 +1,6 @@
 """Table 1 of the report: hit rates of one global pool, by eviction policy and capacity.
 
-    python experiments/arxiv_table1.py                    # on surrogates of 4 seeds: 3 minutes
+    python experiments/arxiv_table1.py                    # on surrogates of 4 seeds: 2 minutes
     python experiments/arxiv_table1.py --trace=FILE       # on the report's own (mooncake-jax trace get mooncake)
 
 Claim: LRU is best at every capacity, and 50,000 blocks hit nearly as much as a pool without limits. Expected: the LRU

@@ -1,6 +1,6 @@
 """Report table 3: requests rejected under overload by the baseline, early rejection, and that on prediction.
 
-    python experiments/arxiv_table3.py --traces=traces [--trace=FILE] [--speed=2] [--seeds=0,1,2,3]     # 4 minutes
+    python experiments/arxiv_table3.py --traces=traces [--trace=FILE] [--speed=2] [--seeds=0,1,2,3]     # 3 minutes
 
 Claim: on 8 prefill and 8 decoding instances, a trace replayed twice as fast, the baseline rejects 4,183 of 23,000
 requests, early rejection 3,771, and with prediction 3,589. The report does not say how many of the others kept their
