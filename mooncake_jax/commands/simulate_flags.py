@@ -45,6 +45,7 @@ _SEPARATE = (
     "rematch",
 )
 _NODES_APART = ("batched_prefill", "prefix_senders", "receive_gbps")
+_OF_NETWORK = ("receive_gbps", "prefix_senders")
 _COUPLED = ("coupled_mode", "token_budget")
 
 
@@ -213,6 +214,11 @@ def _check_flags() -> None:
     for part in FLAGS.without:
         if part not in PARTS:
             raise UsageError(f"--without: there is no part {part!r}; use some of {','.join(PARTS)}")
+    for name in _OF_NETWORK:
+        if FLAGS[name].present and "network" in FLAGS.without:
+            raise UsageError(
+                f"--{name}={FLAGS[name].value}: --without=network leaves it nothing to do; leave out either"
+            )
 
 
 def _check_coupled() -> None:
