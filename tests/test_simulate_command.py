@@ -149,6 +149,8 @@ def test_large_hash_ids_are_kept_apart(tmp_path):
     ("ids", "problem"),
     [
         ([7, 7], "field hash_ids names block 7 twice; correct it"),
+        ([10**200, 10**200], f"field hash_ids names block 1{'0' * 56}... twice"),
+        ([7, 10**200], f"hash id 1{'0' * 56}... has more than 64 bits"),
         ([7, 2**64], f"hash id {2**64} has more than 64 bits; number the trace's blocks anew"),
     ],
 )
@@ -184,6 +186,8 @@ def test_hash_ids_that_cannot_be_are_told_with_their_line(tmp_path, capsys, ids,
         (["--coupled=-1"], "--coupled=-1: it must be at least 0"),
         (["--coupled=2", "--prefill=2"], "--prefill=2: --coupled=2 instances have no such part; leave it out"),
         (["--coupled=2", "--decode=8"], "--decode=8: --coupled=2"),
+        (["--coupled=2", "--eviction=lfu"], "--eviction=lfu: --coupled=2 instances have no such part; leave it out"),
+        (["--coupled=2", "--without=overlap,ssd"], "--without=overlap,ssd: --coupled=2 instances have no such part"),
         (["--coupled=2", "--policy=kvcache-centric"], "--policy=kvcache-centric: coupled instances share no KVCache"),
         (["--coupled_mode=plain"], "--coupled_mode=plain: it is for --coupled=N; leave it out"),
         (["--coupled=2", "--token_budget=0"], "--token_budget=0: it must be at least 1"),
