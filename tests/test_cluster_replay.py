@@ -314,6 +314,7 @@ TRACE_LINE = '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_id
         (["--max_batch=100000"], "--max_batch=100000 requests need a page each"),
         (["--request_timeout=inf"], "every request needs a deadline"),
         (["--link_gbps=0"], "--link_gbps=0.0: use 0.01 to 10000, or leave it out for no limit"),
+        (["--out="], "--out= is empty; name what to write to, or leave it out"),
         (["--link_gbps=1e15"], "--link_gbps=1000000000000000.0: use 0.01 to 10000"),
         (["--prefill=9000"], "--prefill=9000 and --decode=1 need 9002 ranks; this machine starts at most 256"),
     ],

@@ -205,6 +205,7 @@ def test_hash_ids_that_cannot_be_are_told_with_their_line(tmp_path, capsys, ids,
         (["--prefill_mfu_floor=1.5"], "--prefill_mfu_floor=1.5: a share of the peak is above 0, at most 1"),
         (["--peak_tflops=0"], "--peak_tflops=0.0: it must be above 0"),
         (["--decoding_time_s=3"], "--decoding_time_s=3.0: --admission=slo has no use for it; leave it out, or give"),
+        (["--out="], "--out= is empty; name what to write to, or leave it out"),
         (["extra"], "'extra' is no flag"),
     ],
 )

@@ -122,6 +122,7 @@ def test_costs_are_checked_again_for_as_many_instances_as_a_combination_has(tmp_
         ("", "", ["--goodput"], "--goodput needs ttft_slo or tbt_slo"),
         ("ttft_slo = 1", "[axes]\nspeed = [1, 2]", ["--goodput"], "axes.speed: --goodput looks for the speed"),
         ("ttft_slo = 1", "[goodput]\nhighest = 5000", ["--goodput"], "goodput.highest = 5000: use 0.001 to 1000"),
+        ("", "", ["--out="], "--out= is empty; name what to write to"),
         ("", "", ["--jobs=0"], "--jobs=0: it must be at least 1"),
         ("", "", ["--picture=ttft"], "--picture: there is no figure 'ttft'"),
         ("", "", ["more.toml"], "name one TOML file"),
