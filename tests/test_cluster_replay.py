@@ -5,6 +5,7 @@ ranks.
 import dataclasses
 import json
 import signal
+import subprocess
 import sys
 import time
 
@@ -314,7 +315,6 @@ TRACE_LINE = '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_id
         (["--max_batch=100000"], "--max_batch=100000 requests need a page each"),
         (["--request_timeout=inf"], "every request needs a deadline"),
         (["--link_gbps=0"], "--link_gbps=0.0: use 0.01 to 10000, or leave it out for no limit"),
-        (["--out="], "--out= is empty; name what to write to, or leave it out"),
         (["--link_gbps=1e15"], "--link_gbps=1000000000000000.0: use 0.01 to 10000"),
         (["--prefill=9000"], "--prefill=9000 and --decode=1 need 9002 ranks; this machine starts at most 256"),
     ],
@@ -327,6 +327,12 @@ def test_bad_input_ends_with_one_line_and_code_2(tmp_path, flags, complaint):
     assert complaint in run.stderr
     assert len(run.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_results_are_not_written_to_no_name(tmp_path):
+    command = [sys.executable, "-m", "mooncake_jax", "replay", f"--model={TINY}", "--trace=any.jsonl", "--out="]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "--out= is empty; name what" in done.stderr
 
 
 @pytest.mark.parametrize(
