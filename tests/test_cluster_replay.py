@@ -5,6 +5,7 @@ ranks.
 import dataclasses
 import json
 import signal
+import subprocess
 import sys
 import time
 
@@ -300,7 +301,7 @@ TRACE_LINE = '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_id
         (["--dtype=float16"], "float16"),
         (["--block_size=many"], "--block_size=many"),
         (["--prefill_mfu_floor=1.5"], "--prefill_mfu_floor=1.5: a share of the peak is above 0, at most 1"),
-        (["--peak_tflops=0"], "--peak_tflops=0.0: it must be above 0 and finite; leave it out for the default"),
+        (["--peak_tflops=0"], "--peak_tflops=0.0: use more than 0, at most 1e+09, or leave it out"),
         (["--ttft_slo=-1"], "--ttft_slo=-1.0: it must be above 0 seconds"),
         (["--bogus=1"], "Unknown command line flag 'bogus'"),
         (["extra"], "'extra' is no flag"),
@@ -326,6 +327,12 @@ def test_bad_input_ends_with_one_line_and_code_2(tmp_path, flags, complaint):
     assert complaint in run.stderr
     assert len(run.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_results_are_not_written_to_no_name(tmp_path):
+    command = [sys.executable, "-m", "mooncake_jax", "replay", f"--model={TINY}", "--trace=any.jsonl", "--out="]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "--out= is empty; name what" in done.stderr
 
 
 @pytest.mark.parametrize(
