@@ -225,9 +225,7 @@ def _check_flags() -> None:
             raise UsageError(f"--without: there is no part {part!r}; use some of {','.join(PARTS)}")
     for name in _OF_NETWORK:
         if FLAGS[name].present and "network" in FLAGS.without:
-            raise UsageError(
-                f"--{name}={FLAGS[name].value}: --without=network leaves it nothing to do; leave out either"
-            )
+            raise UsageError(f"{as_written(FLAGS, name)}: --without=network leaves it nothing to do; leave out either")
 
 
 def _check_coupled() -> None:
