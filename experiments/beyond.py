@@ -13,9 +13,11 @@ LIMITS = SLO(30.0, 0.1)  # seconds: TTFT, TBT (mean of the longest 10 % of gaps)
 SLOS = {"ttft_slo": LIMITS.ttft, "tbt_slo": LIMITS.tbt}
 
 
-def finding(name: str, ours: float | int | str | None, trace: str, note: str = "", profile: str = PROFILE) -> Headline:
-    """A number that there is nothing to compare with."""
-    return Headline(name, None, ours, untargeted(), profile, trace, "predicted", note)
+def finding(
+    name: str, ours: float | int | str | None, trace: str, note: str = "", profile: str = PROFILE, chosen: bool = False
+) -> Headline:
+    """A number that there is nothing to compare with. chosen: something was, on this very experiment."""
+    return Headline(name, None, ours, untargeted(), profile, trace, "fitted" if chosen else "predicted", note)
 
 
 def good(outcomes: Iterable[Outcome]) -> int:

@@ -1,6 +1,6 @@
 """Beyond the paper: priority classes in overload, and who is rejected.
 
-    python experiments/beyond_priorities.py --traces=DIR     # 1 minute
+    python experiments/beyond_priorities.py --traces=DIR     # half a minute
 
 The report names priorities as future work. Here the first half of the conversation trace is served at several speeds by
 8P+8D, its requests put into three classes by chance (4 seeds), and lower classes are rejected first

@@ -1,6 +1,6 @@
 """Beyond the paper: an SSD below each node's DRAM, by its size.
 
-    python experiments/beyond_ssd.py --traces=DIR            # 2 minutes
+    python experiments/beyond_ssd.py --traces=DIR            # 1 minute
 
 The paper's pool is of DRAM and, it says, SSD, and no figure shows what the latter brings. Here 8P+8D serve FAST25's
 traces with 0.3 million tokens of DRAM a node, and with the 3 million that FAST25 has, over SSDs of several sizes.

@@ -25,7 +25,6 @@ from mooncake_jax.sched.profiles import profile
 from mooncake_jax.simulate.config import config_of
 from mooncake_jax.simulate.run import Run, simulate
 from mooncake_jax.simulate.traces import keyed_requests
-from mooncake_jax.workload.poisson import poisson_rows
 from mooncake_jax.workload.released import RELEASED
 from mooncake_jax.workload.surrogate import RATE, REQUESTS, SHAPES, surrogate_rows
 from mooncake_jax.workload.trace import TraceRow
@@ -65,11 +64,6 @@ def reports(values: flags.FlagValues, seed: int = 0) -> Trace:
     if values.trace is None:
         return Trace("surrogate of the report's", _surrogate("surrogate-report", _limit(values), seed))
     return Trace(f"{Path(values.trace).name} (real)", _read(Path(values.trace), _limit(values)))
-
-
-def generated(name: str, requests: int, rate: float, seed: int) -> Trace:
-    """One of the report's Poisson workloads (workload/poisson.py)."""
-    return Trace(f"{name}, generated", poisson_rows(name, requests, rate, seed))
 
 
 def run(

@@ -161,10 +161,15 @@ def print_headlines(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def shown(value: Any) -> str:
-    """Four digits of a number, and a dash for none."""
+    """Four digits of a number, or all before its point; a dash for none."""
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return digits(value, 4) if isinstance(value, float) else str(value)
+
+
+def digits(value: float, least: int) -> str:
+    """So many digits, or all before the point: large numbers are not written as powers of ten."""
+    return f"{value:.0f}" if abs(value) >= 10**least else f"{value:.{least}g}"
 
 
 def _write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from figure import shown
+from figure import digits, shown
 
 from mooncake_jax.workload.files import write_whole
 
@@ -77,10 +77,11 @@ def _page(
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
     met, missed, none = (sum(row["ok"] is ok for row in rows) for ok in (True, False, None))
-    fitted = sum(row["kind"] == "fitted" for row in rows)
+    compared = [row["kind"] for row in rows if row["paper"] is not None]
     return (
-        f"{len(rows)} headline numbers: {met} within their tolerance, {missed} not, {none} without a target. "
-        f"{fitted} rest on a constant that was chosen on the very figure (fitted), the others on none (predicted)."
+        f"{len(rows)} headline numbers: {met} within their tolerance, {missed} not, {none} without a target. The paper "
+        f"has {len(compared)} of them: {compared.count('fitted')} rest on a constant or a choice that was made on the "
+        f"very figure (fitted), {compared.count('predicted')} on none (predicted)."
     )
 
 
@@ -91,22 +92,22 @@ def _fidelity(rows: Sequence[Mapping[str, Any]], where: bool = True) -> str:
 
 def _fidelity_row(row: Mapping[str, Any]) -> list[str]:
     link = f'<a href="#{escape(row["where"])}">{escape(title(row["where"]))}</a>'
-    figures = [escape(row["name"]), *(escape(shown(row[field])) for field in ("paper", "ours", "ratio"))]
+    figures = [_prose(row["name"]), *(escape(shown(row[field])) for field in ("paper", "ours", "ratio"))]
     verdict = f'<span class="{_VERDICTS[row["ok"]][0]}">{_VERDICTS[row["ok"]][1]}</span>'
-    rest = [escape(row[field]) for field in ("kind", "profile", "trace", "note")]
+    rest = [_prose(row[field]) for field in ("kind", "profile", "trace", "note")]
     return [link, *figures, escape(row["tolerance"]), verdict, *rest]
 
 
 def _figure(folder: Path, figure: Mapping[str, Any]) -> Iterable[str]:
     name = figure["name"]
-    yield f'<section id="{escape(name)}"><h2>{escape(title(name))}</h2>\n<p>{escape(figure["claim"])}</p>\n'
+    yield f'<section id="{escape(name)}"><h2>{escape(title(name))}</h2>\n<p>{_prose(figure["claim"])}</p>\n'
     yield f"<p><code>{escape(figure['command'])}</code>{_seeds(figure['seeds'])}</p>\n"
     yield _picture(folder, name)
     yield _fidelity(figure["headlines"], where=False)
     if figure["sensitivities"]:
         yield "<h3>How far assumptions move it</h3>\n" + _sensitivities(figure["sensitivities"])
     if figure["lessons"]:
-        yield "<ul>" + "".join(f"<li>{escape(lesson)}</li>" for lesson in figure["lessons"]) + "</ul>\n"
+        yield "<ul>" + "".join(f"<li>{_prose(lesson)}</li>" for lesson in figure["lessons"]) + "</ul>\n"
     yield _numbers(folder / f"{name}.csv") + "</section>\n"
 
 
@@ -129,7 +130,7 @@ def _picture(folder: Path, name: str) -> str:
 
 def _sensitivities(found: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        [escape(one["assumption"]), escape(one["headline"]), escape(f"{shown(value)} → {shown(result)}")]
+        [_prose(one["assumption"]), _prose(one["headline"]), escape(f"{shown(value)} → {shown(result)}")]
         for one in found
         for value, result in zip(one["values"], one["results"], strict=True)
     ]
@@ -145,10 +146,15 @@ def _numbers(file: Path) -> str:
     return f"<details>{summary}{_table(names, cells)}</details>\n"
 
 
+def _prose(text: str) -> str:
+    """Escaped, with what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _short(cell: str) -> str:
     """Five digits of a fraction are enough to look at."""
     try:
-        return f"{float(cell):.5g}" if "." in cell or "e" in cell else cell
+        return digits(float(cell), 5) if "." in cell or "e" in cell else cell
     except ValueError:
         return cell
 

@@ -12,6 +12,8 @@ _NO_POINTS = ("extrapolated", "canvas", "display_cap", "guide", "reference_line"
 
 X = float | str
 
+_opened: set[Path] = set()
+
 
 @functools.cache
 def rows(name: str) -> tuple[dict[str, str], ...]:
@@ -19,9 +21,16 @@ def rows(name: str) -> tuple[dict[str, str], ...]:
     file = FOLDER / f"{name}.csv"
     try:
         with file.open(newline="", encoding="utf-8") as lines:
-            return tuple(csv.DictReader(lines))
+            found = tuple(csv.DictReader(lines))
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}; name one of the files in {FOLDER}") from None
+    _opened.add(file)
+    return found
+
+
+def opened() -> frozenset[Path]:
+    """The files whose rows this process has read."""
+    return frozenset(_opened)
 
 
 def points(name: str, series: str | None = None) -> dict[str, list[tuple[X, float]]]:

@@ -28,9 +28,11 @@ from sources import PROJECT, unchanged
 from mooncake_jax.commands.plots import can_plot
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.errors import UsageError
+from mooncake_jax.workload.released import RELEASED
 
 FLAGS = flags.FlagValues()
 _LOOK_S = 0.1  # between two looks at what has ended
+_QUICK_S = 5.0  # that a quick run takes, about
 _END_S = 5.0  # for a process to end once asked to
 
 
@@ -61,6 +63,12 @@ class Job:
     def log(self) -> Path:
         return self.folder.with_suffix(".log")
 
+    @property
+    def seconds(self) -> float:
+        """About what it takes alone: of --quick ones all the same, of others what their headers say."""
+        told = self.experiment.real_seconds if "--real" in self.arguments else self.experiment.seconds
+        return _QUICK_S if "--quick" in self.arguments or told is None else told
+
     def is_done(self) -> bool:
         """Whether its JSON was made by the same arguments and code, and no picture is missing that can be drawn."""
         try:
@@ -71,6 +79,9 @@ class Job:
             return False
 
     def start(self) -> "Running":
+        file = self.folder / f"{self.name}.json"
+        if file.is_file():
+            file.unlink()  # what is not made by this code is not to be shown if it fails
         script = str(FOLDER / f"{self.experiment.name}.py")
         command = [sys.executable, script, *self.arguments, f"--out={self.folder}"]
         path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
@@ -90,11 +101,17 @@ class Running:
     process: subprocess.Popen
     begun: float
 
+    def spent(self) -> float:
+        """Seconds since it began, less than it may take."""
+        return min(time.monotonic() - self.begun, 0.95 * self.job.seconds)
+
 
 def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
+    wanted = chosen()
+    check_traces(wanted)
     out = make_folder(FLAGS.out)
-    jobs = [make_job(experiment, out) for experiment in chosen()]
+    jobs = [make_job(experiment, out) for experiment in wanted]
     waiting = [job for job in jobs if not job.is_done()]
     print(f"{len(jobs)} figures, {len(jobs) - len(waiting)} of them made before", flush=True)
     failed = run(waiting, FLAGS.jobs)
@@ -118,6 +135,20 @@ def chosen() -> list[Experiment]:
     return [known[name] for name in FLAGS.only or known]
 
 
+def check_traces(wanted: Sequence[Experiment]) -> None:
+    """Raises UsageError where none is there that these need; one that is missing alone fails its figures."""
+    if FLAGS.target == "real":
+        return
+    files = [Path(FLAGS.traces) / RELEASED[name].file_name for name in ("conversation", "synthetic", "toolagent")]
+    if any(one.traces for one in wanted) and not any(map(Path.is_file, files)):
+        raise UsageError(
+            f"--traces={FLAGS.traces}: FAST25's traces are not there; `mooncake-jax trace get conversation synthetic "
+            f"toolagent --dir={FLAGS.traces}` brings them"
+        )
+    if FLAGS.trace is not None and not Path(FLAGS.trace).is_file():
+        raise UsageError(f"--trace={FLAGS.trace}: there is no such file; leave it out, and a surrogate is generated")
+
+
 def make_job(experiment: Experiment, out: Path) -> Job:
     """Flags that an experiment does not have are not given to it."""
     real = FLAGS.target == "real"
@@ -134,7 +165,8 @@ def make_job(experiment: Experiment, out: Path) -> Job:
 
 def run(jobs: Sequence[Job], at_once: int) -> list[Job]:
     """Those that failed. Whatever interrupts it ends the processes."""
-    waiting, running, failed, ended = deque(jobs), [], [], 0
+    waiting, running, failed, ended_s = deque(jobs), [], [], 0.0
+    total_s = sum(job.seconds for job in jobs)
     try:
         with WorkProgress("running", "run") as progress:
             while waiting or running:
@@ -143,11 +175,11 @@ def run(jobs: Sequence[Job], at_once: int) -> list[Job]:
                 time.sleep(_LOOK_S)
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
-                    ended += 1
+                    ended_s += one.job.seconds
                     tell(one)
                     if one.process.returncode != 0:
                         failed.append(one.job)
-                progress.update(ended, len(jobs))
+                progress.update(ended_s + sum(map(Running.spent, running)), total_s)
     finally:
         stop(running)
     return failed

@@ -1,6 +1,7 @@
 """What every experiment is as a script: bad flags end with one line, and results go into a folder."""
 
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +18,11 @@ def parse(values: flags.FlagValues, arguments: list[str]) -> None:
 
 
 def make_folder(out: str) -> Path:
-    """That of --out, made if need be. Raises UsageError."""
+    """That of --out, made if need be. Raises UsageError, where no file can be made in it too."""
     path = Path(out)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise UsageError(f"--out={out}: {error.strerror}; name a folder that can be written to") from None
     return path

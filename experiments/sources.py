@@ -4,17 +4,19 @@ import hashlib
 import sys
 from pathlib import Path
 
+import reference
+
 FOLDER = Path(__file__).resolve().parent
 PROJECT = FOLDER.parent
 
 
 def digests(name: str) -> dict[str, str]:
-    """Of the files of experiments/ and of the package that this process has loaded, all that begin with the figure's
-    name, and the paper's points of it; by their path in the project.
+    """Of the files of experiments/ and of the package that this process has loaded, all scripts that begin with the
+    figure's name, and the paper's points that were read; by their path in the project.
     """
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     files = {Path(file).resolve() for file in loaded if file}
-    files |= set(FOLDER.glob(f"{name}*.py")) | set(FOLDER.glob(f"paper/{name}*.csv"))
+    files |= set(FOLDER.glob(f"{name}*.py")) | {file.resolve() for file in reference.opened()}
     ours = {place: file for file in files if (place := _place(file)) is not None}
     return {place: _digest(ours[place]) for place in sorted(ours)}
 

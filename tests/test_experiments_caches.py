@@ -158,6 +158,25 @@ def test_classes_are_drawn_by_their_shares(load, made_traces):
         assert classes.count(priority) / len(classes) == pytest.approx(part, abs=0.04)
 
 
+def test_the_best_policy_is_told_by_capacity(load):
+    module = load("beyond_eviction")
+    rates = {name: dict.fromkeys(module.CAPACITIES, 0.2) for name in ("lru", "lfu", "sieve", module.OPTIMAL)}
+    rates["lru"][6_000] = 0.3
+    rates[module.OPTIMAL][6_000] = 0.9
+    told = module.bests(rates)
+    assert " 3,000 lru=lfu=sieve, 6,000 lru, 12,000 lru=lfu=sieve," in told and "lfu and sieve hit alike" in told
+    rates["sieve"][6_000] = 0.1
+    assert "alike" not in module.bests(rates)
+
+
+def test_where_the_adaptive_threshold_is_worse_is_told(load):
+    module = load("beyond_threshold")
+    ours = {(name, gbps): (4.0, 0.5) for name in module.thresholds() for gbps in (24, 40)}
+    assert module.where_it_is_off(ours, (24, 40)) == []
+    ours["8", 40] = (3.0, 0.5)
+    assert "longer than the best fixed one's by 33% with 40 Gbps." in module.where_it_is_off(ours, (24, 40))[0]
+
+
 @pytest.mark.traces
 def test_figure_9_on_the_released_traces(load, traces):
     figure = load("fast25_fig09")

@@ -23,7 +23,7 @@ from mooncake_jax.workload.poisson import poisson_rows
 from mooncake_jax.workload.trace import write_trace
 
 FOLDER = Path(__file__).parent.parent / "experiments"
-MODULES = ("clusters", "figure", "listing", "page", "pictures", "reference", "style")
+MODULES = ("clusters", "figure", "listing", "page", "pictures", "reference", "sources", "style")
 PLOTS = importlib.util.find_spec("matplotlib") is not None
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
@@ -100,6 +100,19 @@ def test_every_file_of_the_paper_has_points(frame):
     assert all(frame.reference.points(file.stem) for file in files)
 
 
+def test_a_figure_depends_on_the_files_of_the_paper_that_were_read(frame):
+    frame.reference.rows.cache_clear()
+    frame.reference.points("fast25_fig01_06_07_thresholds")
+    assert "experiments/paper/fast25_fig01_06_07_thresholds.csv" in frame.sources.digests("fast25_fig06")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (10_937.0, "10937"), (1234.56, "1235"), (0.000123456, "0.0001235"), (7, "7")]
+)
+def test_large_numbers_are_written_out(frame, value, text):
+    assert frame.figure.shown(value) == text
+
+
 def test_what_is_not_there_is_named(frame):
     with pytest.raises(UsageError, match="paper/fast25_fig15_capacity.csv has no series 'TTFT'; use one of Effective"):
         frame.reference.points("fast25_fig15_capacity", "TTFT")
@@ -117,7 +130,7 @@ def published(frame, folder, *arguments, name="fast25_fig01", **changes):
     to = frame.figure
     rows = [
         headline(frame, 96.6, 95.0, to.points(2), name="met <b>, %"),
-        headline(frame, 16.1, 38.0, to.points(8), name="missed, %", note="the router decides"),
+        headline(frame, 16.1, 38.0, to.points(8), name="missed, %", note="`router` decides"),
         headline(frame, None, 3, to.untargeted(), name="shown"),
     ]
     fields = {"claim": "Mooncake & vLLM", "rows": [{"x": 1, "y": 0.1}, {"x": 2, "z": "<i>"}], "headlines": rows}
@@ -163,6 +176,12 @@ def test_what_this_machine_measured_has_a_name_of_its_own(frame, tmp_path, monke
     assert about["command"] == "python experiments/fast25_fig14.py --real"
 
 
+@pytest.mark.parametrize("folder", ["/proc", "/dev/null/x"])
+def test_a_folder_that_takes_no_files_is_refused_before_anything_is_computed(frame, folder):
+    with pytest.raises(UsageError, match=f"--out={folder}: .*; name a folder that can be written to"):
+        frame.figure.parse(frame.figure.define_flags("fast25_fig01"), [f"--out={folder}"])
+
+
 @pytest.mark.parametrize("seeds", ["", "1,x", "-1"])
 def test_seeds_that_are_none_are_refused(frame, seeds):
     values = frame.figure.define_flags("fast25_fig01", seeds=4)
@@ -206,7 +225,7 @@ def test_clusters_are_those_of_the_command_line(coupled):
 
 
 def test_capacity_counts_all_requests(frame):
-    trace = frame.clusters.generated("l-eval", 40, 1.0, 0)
+    trace = frame.clusters.Trace("generated", poisson_rows("l-eval", 40, 1.0, 0))
     outcomes = frame.clusters.run(trace.requests(speed=2), "fast25", prefill=2, decode=2).outcomes
     tbts = sorted(outcome.tbt_top10_s for outcome in outcomes)
     assert frame.clusters.capacity(outcomes, tbts[9]) == 25.0
@@ -273,6 +292,8 @@ def test_the_page_has_every_row_and_picture_and_needs_nothing_else(frame, tmp_pa
     assert [row[6] for row in table] == ["✓ met", "✗ MISS", "– no target"] * 2
     assert ["ms a request", "met <b>, %", "4 → 78.4"] in page.rows and ["2", "", "<i>"] in page.rows
     assert "Failed, and not below: arxiv_fig02." in text and "<script>" not in text
+    assert table[1][-1] == "router decides" and '<td data-name="why"><code>router</code> decides</td>' in text
+    assert "The paper has 4 of them: 0 rest on a constant" in text and "4 on none (predicted)" in text
     outside = [reference for reference in page.references if not reference.startswith(("#", "data:image/"))]
     assert not outside and text.count("<img") == (2 if PLOTS else 0) and "TBT decides." in text
 
@@ -307,8 +328,28 @@ def run_all(*arguments):
 
 def test_experiments_are_found_with_what_they_need(frame):
     found = {experiment.name: experiment for experiment in frame.listing.experiments()}
-    assert found["fast25_fig14"] == frame.listing.Experiment("fast25_fig14", real=True)
+    fig14 = frame.listing.Experiment("fast25_fig14", real=True, seconds=1.0, real_seconds=120.0)
+    assert found["fast25_fig14"] == fig14
     assert not {"sim_vs_real", "figure", "run_all", "fast25_fig14_engine"} & set(found)
+    # Each says what it takes, by which run_all tells the time left.
+    assert all(one.seconds and (one.real_seconds is not None) == one.real for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        ("a second", 1),
+        ("47 s of CPU", 47),
+        ("4 seeds: half a minute", 30),
+        ("1 minute and a half", 90),
+        ("2.5 minutes", 150),
+    ],
+)
+def test_headers_say_how_long_it_takes(frame, tmp_path, monkeypatch, told, seconds):
+    header = f'"""What.\n\n    python experiments/one.py --traces=DIR  # {told}\n"""\n'
+    (tmp_path / "one.py").write_text(f'{header}FLAGS = define_flags("one", traces=True)\n')
+    monkeypatch.setattr(frame.listing, "FOLDER", tmp_path)
+    assert frame.listing.experiments() == [frame.listing.Experiment("one", traces=True, seconds=seconds)]
 
 
 def test_run_all_makes_what_is_not_made_by_the_same_code_and_goes_on_after_a_failure(tmp_path):
@@ -325,6 +366,36 @@ def test_run_all_makes_what_is_not_made_by_the_same_code_and_goes_on_after_a_fai
     assert "1 figures, 1 of them made before" in done.stdout
     made.write_text(made.read_text().replace('"experiments/figure.py": "', '"experiments/figure.py": "0'))
     assert "1 figures, 0 of them made before" in run_all("--only=arxiv_fig07", f"--out={tmp_path}").stdout
+
+
+def test_run_all_shows_nothing_of_a_figure_that_failed(tmp_path):
+    stale = tmp_path / "fast25_fig14"
+    stale.mkdir()
+    about = {"name": "fast25_fig14", "arguments": ["--quick"], "sources": {}, "headlines": []}
+    (stale / "fast25_fig14.json").write_text(json.dumps(about))
+    (stale / "fast25_fig14.csv").mkdir()  # in the way
+    assert run_all("--only=fast25_fig14", f"--out={tmp_path}").returncode == 1
+    assert json.loads((tmp_path / "fidelity.json").read_text()) == []
+    text = (tmp_path / "index.html").read_text()
+    assert "Failed, and not below: fast25_fig14." in text and '<section id="fast25_fig14">' not in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        (
+            "--traces=nowhere",
+            "--traces=nowhere: FAST25's traces are not there; `mooncake-jax trace get conversation",
+        ),
+        ("--trace=missing.jsonl", "--trace=missing.jsonl: there is no such file; leave it out"),
+        ("--out=/proc", "--out=/proc: "),
+    ],
+)
+def test_run_all_refuses_what_no_figure_could_use_before_it_starts_any(tmp_path, flag, complaint):
+    (tmp_path / "synthetic_trace.jsonl").touch()
+    done = run_all("--only=beyond_ssd", f"--traces={tmp_path}", f"--out={tmp_path / 'out'}", flag)
+    assert done.returncode == 2 and done.stderr.startswith(f"experiments/run_all.py: {complaint}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
 def test_run_all_refuses_a_figure_that_it_does_not_know(tmp_path):
