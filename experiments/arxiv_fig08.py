@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
+from boxes import box_of as boxes_of
 from clusters import Trace, completed, released, reports, run
 from figure import Headline, Sensitivity, at_most, define_flags, parse, publish, run_script, same, untargeted
 from reference import points as papers
 from style import box
 
-from mooncake_jax.metrics import mean, percentile
 from mooncake_jax.request import Outcome
 
 CLAIM = (
@@ -68,13 +68,7 @@ def boxes(trace: Trace, profile: str, speed: float, policies: Sequence[str] = tu
 
 
 def box_of(outcomes: list[Outcome]) -> Box:
-    """Whiskers reach the last TTFT within one and a half boxes of the box."""
-    ttfts = sorted(outcome.ttft_s for outcome in completed(outcomes))
-    low, middle, high = (percentile(ttfts, q) for q in (25, 50, 75))
-    reach = 1.5 * (high - low)
-    within = [ttft for ttft in ttfts if low - reach <= ttft <= high + reach]
-    whiskers = {"whisker_low": within[0], "whisker_high": within[-1]}
-    return whiskers | {"q1": low, "median": middle, "q3": high, "mean": mean(ttfts)}
+    return boxes_of(outcome.ttft_s for outcome in completed(outcomes))
 
 
 def headlines(ours: dict[str, Box], paper: dict[str, Box], profile: str, trace: str) -> Iterator[Headline]:

@@ -4,7 +4,8 @@
 
 Claim: Mooncake (8P+8D) serves 59 to 498 % more requests within 100 to 300 ms than vLLM on as many nodes. Expected: with
 the named profiles Mooncake within 2 points of the paper's curve at 100, 200 and 300 ms, plain vLLM and that with chunks
-within 8, that with prefix caching within 20 (with its host's time within 5). With `micro` nothing comes near: the
+within 8, that with prefix caching within 20 (with its host's time within 5; on figures 6 and 7 the same time leads
+away from the paper's shares, so it is not the whole cause). With `micro` nothing comes near: the
 paper's steps grow much more with the batch here than in its own micro-benchmarks.
 """
 

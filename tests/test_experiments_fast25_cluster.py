@@ -66,7 +66,7 @@ def test_a_request_of_one_token_ends_with_its_prefill(figures):
 
 def test_a_setup_changes_its_costs_and_the_simulation_apart(figures):
     of = figures.fast25_cluster
-    setup = of.Setup("", "fast25", "fitted", {"prefill": 7}, request_s=4e-3, prefill_factor=1.1).changed(decode=9)
+    setup = of.Setup("", "fast25", "fitted", {"prefill": 7}, request_ms=4.0, prefill_factor=1.1).changed(decode=9)
     plain = of.Setup("", "fast25", "predicted", {}).cost()
     assert setup.fields == {"prefill": 7, "decode": 9}
     assert setup.cost().step(1, 8192) == pytest.approx(plain.step(1, 8192))
