@@ -20,8 +20,8 @@ NOTES = {
         PREFIX: "what its host takes is left out, as if prefix caching cost nothing: see the rows with it",
         CHUNKED: "tokens of a chunk decide: 1,792 are chosen on figure 1; 512 would bring nearly all within 200 ms",
         HASHED: "the host's processor and vLLM's version decide (sensitivities); looking for what to evict counts from "
-        "the start here, while a cache takes a while to fill. Its time explains figure 1, but on figures 6 and 7 it "
-        "leads away from the paper's shares: it cannot be the whole cause",
+        "the start here, while a cache takes a while to fill. Timed on a core of today it is too short to put prefix "
+        "caching below plain vLLM",
     },
     MICRO: {
         MOONCAKE: "a request more costs a step 0.14 ms: no batch comes near the limits",
@@ -125,9 +125,9 @@ def order_headlines(figure: Figure, found: Found, theirs: Paper, label: str) -> 
     expected = order(lambda system, limit: paper_share(theirs, system, limit), PREFIX)
     made = []
     notes = {
-        PREFIX: "what its host takes decides, which is left out here: so it can only gain by reuse",
-        HASHED: "what its host takes, timed apart from these figures, decides against what reuse gains; how near the "
-        "shares then are, the rows of each say",
+        PREFIX: "what its host takes is left out here: so it can only gain by reuse",
+        HASHED: "what its host takes, timed apart from these figures on a core of today, against what reuse gains: a "
+        "slower host would reverse the order (sensitivities), and nobody outside knows the paper's",
     }
     for system, note in notes.items():
         ours = order(lambda system, limit: share_of(found, NAMED, system, limit), system)

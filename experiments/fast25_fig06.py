@@ -5,8 +5,8 @@
 Claim: Mooncake (8P+8D) serves 22 to 64 % more requests within 100 to 300 ms than the best vLLM on 16 nodes, which is
 that with prefix caching here. Without the released trace in DIR, surrogates of four seeds stand in for it: the same
 mean lengths and reuse, arrivals at a steady rate. So nothing is expected: bursts, which make long gaps, are missing.
-That prefix caching beats plain vLLM comes out, best by reuse alone: its host's time, the cause on figure 1, makes ours
-worse here. With `micro` only the first seed is served.
+That prefix caching beats plain vLLM comes out; its host's time, a cause of what is missing on figure 1, leads away from
+the paper's shares here. With `micro` only the first seed is served.
 """
 
 from capacity import make

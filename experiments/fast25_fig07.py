@@ -5,7 +5,7 @@
 Claim: Mooncake (8P+8D) serves 28 to 62 % more requests within 100 to 300 ms than vLLM on 16 nodes. Expected: with the
 profiles chosen on figure 1 Mooncake within 1 point of the paper's curve at 100, 200 and 300 ms, plain vLLM and that
 with chunks within 10, that with prefix caching within 6. Its order is not met: the paper's is just below plain vLLM,
-ours above it by reuse alone; with its host's time, the cause on figure 1, ours is below, but 8 points too low.
+ours above it, with its host's time too unless the host is slow (sensitivities).
 """
 
 from capacity import make
