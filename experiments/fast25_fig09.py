@@ -47,10 +47,7 @@ def main(arguments: list[str]) -> int:
     of_each = {label: [trace.rows for trace in some] for label, some in traces.items()}
     of_each[ALL] = [merged(three) for three in together(traces)]
     theirs = {label: dict(paper_points("fast25_fig09", label)[label]) for label in of_each}
-    every = {
-        label: {capacity: [hit_rate(rows, capacity) for rows in some] for capacity in theirs[label]}
-        for label, some in of_each.items()
-    }
+    every = {label: hit_rates(some, list(theirs[label])) for label, some in of_each.items()}
     ours = {label: {capacity: fmean(some) for capacity, some in of.items()} for label, of in every.items()}
     labels = {label: label_of(some) for label, some in traces.items()}
     labels[ALL] = f"all three, {labels['Tool&Agent']}"
@@ -94,6 +91,17 @@ def merged(traces: Sequence[Trace]) -> list[TraceRow]:
 
 def own_ids(row: TraceRow, place: int, count: int) -> tuple[int, ...]:
     return tuple(block * count + place for block in row.hash_ids)
+
+
+def hit_rates(traces: Sequence[Sequence[TraceRow]], tokens: Sequence[float]) -> dict[float, list[float]]:
+    """Of each trace, by capacity. Caches that hold all of a trace's blocks are alike."""
+    found: dict[float, list[float]] = {capacity: [] for capacity in tokens}
+    for rows in traces:
+        room = TRACE_BLOCK * len({block for row in rows for block in row.hash_ids})
+        known = {least: hit_rate(rows, least) for least in {min(capacity, room) for capacity in tokens}}
+        for capacity in tokens:
+            found[capacity].append(known[min(capacity, room)])
+    return found
 
 
 def hit_rate(rows: Sequence[TraceRow], tokens: float, by_token: bool = True) -> float:

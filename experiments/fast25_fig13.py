@@ -106,8 +106,8 @@ def knee(found: Curve) -> float | None:
 
 
 def transfers(requests, found: dict[str, Curve], gbps: list[float]) -> dict[str, dict[str, Curve]]:
-    """By what and source: how long transfers take in theory, and what the network adds to the mean TTFT: over that at full
-    speed, whose transfer counts as in theory.
+    """By what and source: how long transfers take in theory, and what the network adds to the mean TTFT, over that at
+    full speed, whose transfer counts as in theory.
     """
     whole = math.fsum(request.prompt_tokens for request in requests) / len(requests) * KV_BYTES
     added = {}
