@@ -7,7 +7,7 @@ at every bandwidth (within 10 % with `fast25`), its knee between 24 and 80 Gbps.
 the limit: where NICs receive no more than they send, eight decoding nodes hardly keep up with the trace at 24 Gbps.
 
 Beside it the paper's transfer times: the theoretical ones, a whole prompt's KVCache over the bandwidth, and the real
-ones, beside what the network adds to our mean TTFT. No target.
+ones, beside what the network adds to our mean TTFT: within a third at every bandwidth. No target.
 """
 
 import math
