@@ -300,7 +300,7 @@ TRACE_LINE = '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_id
         (["--dtype=float16"], "float16"),
         (["--block_size=many"], "--block_size=many"),
         (["--prefill_mfu_floor=1.5"], "--prefill_mfu_floor=1.5: a share of the peak is above 0, at most 1"),
-        (["--peak_tflops=0"], "--peak_tflops=0.0: it must be above 0 and finite; leave it out for the default"),
+        (["--peak_tflops=0"], "--peak_tflops=0.0: use more than 0, at most 1e+09, or leave it out"),
         (["--ttft_slo=-1"], "--ttft_slo=-1.0: it must be above 0 seconds"),
         (["--bogus=1"], "Unknown command line flag 'bogus'"),
         (["extra"], "'extra' is no flag"),

@@ -27,7 +27,7 @@ from mooncake_jax.sched.messages import Expired, Replication, StoreOnSSD
 from mooncake_jax.simulate.cluster import SimulatedCluster
 from mooncake_jax.simulate.decoding_hardware import DecodingHardware
 from mooncake_jax.simulate.events import Events
-from mooncake_jax.simulate.group import PrefillGroup
+from mooncake_jax.simulate.group import GroupCost, PrefillGroup
 from mooncake_jax.simulate.network import Network
 from mooncake_jax.simulate.run import simulate
 
@@ -170,6 +170,14 @@ def test_chunks_that_cost_nothing_to_compute_are_stored_in_turn():
     storing = PolynomialCost((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0), load_coefficients=(0.0, 1e-6))
     group = PrefillGroup(make_config(stages=3, prefill_chunk=100), storing)
     assert group.run(300, 0, 0.0)[1] == pytest.approx(0.33 * 5 / 9, rel=1e-12)
+
+
+def test_a_pipelines_latency_is_the_same_on_every_python():
+    """Whose sum() of floats is not."""
+    group = GroupCost(make_config(stages=3, prefill_chunk=50), COST)
+    for tokens in range(300, 1500, 7):
+        shares = group.shares(tokens, 0, group.on_node(tokens, 0))
+        assert group.prefill(tokens, 0) == math.fsum(shares) + 2 * max(shares)
 
 
 def test_a_cost_that_is_negative_for_what_is_asked_of_it_is_told():

@@ -1,5 +1,6 @@
 """Many decoding steps told at once against one event a step: the same decisions, the same times to the bit."""
 
+import dataclasses
 import random
 
 import pytest
@@ -48,6 +49,38 @@ def test_skipping_changes_nothing(seed, count, rate, admission, decode, max_batc
     skipping, single = both(config, COST, random_requests(seed, count, rate))
     assert by_id(skipping) == by_id(single)
     assert skipping.hardware["decoding_steps"] == single.hardware["decoding_steps"]
+
+
+# All takes multiples of 1/16 s, and requests come at such: everything happens at the same times as something else.
+ROUND = PolynomialCost(
+    prefill_coefficients=(0.125, 0.0, 0.0),
+    step_coefficients=(0.0625, 0.0, 0.0),
+    transfer_coefficients=(0.0, 0.0),
+    ssd_read_coefficients=(0.125, 0.0),
+    ssd_write_coefficients=(0.125, 0.0),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 40),
+    admission=st.sampled_from(ADMISSIONS),
+    roles=st.sampled_from(({}, {"inline_prefill": True}, {"elastic_roles": True}, {"coupled": 2})),
+    max_batch=st.integers(1, 6),
+    timeout=st.sampled_from([float("inf"), 1.0]),
+)
+def test_nor_does_it_where_steps_end_as_something_else_happens(seed, count, admission, roles, max_batch, timeout):
+    if "coupled" in roles:
+        roles = roles | {"policy": "load-balancing"}
+    limits = {"tbt_slo": 0.1, "ttft_slo": 2.0, "max_batch": max_batch, "request_timeout": timeout}
+    config = make_config(admission=admission, decode=2, elastic_after_s=0.5, **limits | roles)
+    draw, at, requests = random.Random(seed), 0.0, []
+    for request in random_requests(seed, count, 1.0):
+        requests.append(dataclasses.replace(request, arrival=at))
+        at += draw.choice([0.0, 0.0625, 0.125, 0.5])
+    skipping, single = both(config, ROUND, requests)
+    assert by_id(skipping) == by_id(single)
 
 
 @settings(max_examples=40, deadline=None)

@@ -2,7 +2,6 @@
 and `simulate`, and what a simulated pool reached of its nodes' peak.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,8 @@ from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.mfu import PrefillWork, prefill_mfu
 from mooncake_jax.sched.profiles import NODE_PEAK_FLOPS, PROFILES
 from mooncake_jax.sched.roofline import RooflineCost
+
+_MOST_TFLOPS = 1e9
 
 
 def define_mfu_flags(values: flags.FlagValues, peak: str) -> None:
@@ -32,8 +33,8 @@ def check_mfu_flags(values: flags.FlagValues) -> None:
     floor, peak = values.prefill_mfu_floor, values.peak_tflops
     if floor is not None and not 0 < floor <= 1:
         raise UsageError(f"--prefill_mfu_floor={floor}: a share of the peak is above 0, at most 1")
-    if peak is not None and not 0 < peak < math.inf:
-        raise UsageError(f"--peak_tflops={peak}: it must be above 0 and finite; leave it out for the default")
+    if peak is not None and not 0 < peak <= _MOST_TFLOPS:
+        raise UsageError(f"--peak_tflops={peak}: use more than 0, at most {_MOST_TFLOPS:g}, or leave it out")
 
 
 def node_peak_flops(values: flags.FlagValues, cost: CostModel) -> float | None:

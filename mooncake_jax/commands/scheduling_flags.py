@@ -17,6 +17,7 @@ _ONLY_WITH = (
 )
 
 _LEAST_SPEED, _MOST_SPEED = 1e-3, 1e3
+_MOST_INSTANCES = 9999
 
 
 def define_scheduling_flags(values: flags.FlagValues) -> None:
@@ -85,6 +86,12 @@ def check_at_least(values: flags.FlagValues, least: int, *names: str) -> None:
             raise UsageError(f"--{name}={values[name].value}: it must be at least {least}")
 
 
+def check_instances(values: flags.FlagValues, least: int, name: str) -> None:
+    """Raises UsageError."""
+    if not least <= values[name].value <= _MOST_INSTANCES:
+        raise UsageError(f"--{name}={values[name].value}: use {least} to {_MOST_INSTANCES} instances")
+
+
 def check_speed(speed: float, asked_by: str) -> None:
     """asked_by: what the value follows in the error. Raises UsageError."""
     if not _LEAST_SPEED <= speed <= _MOST_SPEED:
@@ -103,6 +110,7 @@ def instances_and_stages(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?", text)
     if found is None:
         raise UsageError(
-            f"--prefill={text}: write how many instances, or instances x stages of each, as in 2 or 2x4, to 9999"
+            f"--prefill={text}: write how many instances, or instances x stages of each, as in 2 or 2x4, to "
+            f"{_MOST_INSTANCES}"
         )
     return int(found[1]), int(found[2] or 1)

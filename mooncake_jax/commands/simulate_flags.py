@@ -10,6 +10,7 @@ from mooncake_jax.commands.mfu_flags import check_mfu_flags, define_mfu_flags
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
+    check_instances,
     check_scheduling_flags,
     check_speed,
     define_scheduling_flags,
@@ -25,6 +26,7 @@ from mooncake_jax.simulate.config import PARTS, PREFIX_SENDERS, SimulationConfig
 from mooncake_jax.workload.trace import TRACE_BLOCK
 
 FLAGS = flags.FlagValues()
+_MOST_DECISION_S = 3600.0
 # Flags that say nothing of coupled instances, and that say something of nothing else.
 _SEPARATE = (
     "prefill",
@@ -199,9 +201,12 @@ def _check_flags() -> None:
         raise UsageError(
             f"--model={FLAGS.model}: no shape is known by this name; use one of {', '.join(ARCHITECTURES)}"
         )
-    check_at_least(FLAGS, 1, "decode", "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch")
+    check_instances(FLAGS, 1, "decode")
+    check_at_least(FLAGS, 1, "prefill_chunk", "dram_mib", "device_kv_tokens", "max_batch")
     _check_coupled()
-    check_at_least(FLAGS, 0, "ssd_mib", "decision_s", "seed")
+    check_at_least(FLAGS, 0, "ssd_mib", "seed")
+    if not 0 <= FLAGS.decision_s <= _MOST_DECISION_S:
+        raise UsageError(f"--decision_s={FLAGS.decision_s}: use 0 to {_MOST_DECISION_S:g} seconds")
     check_above_zero(FLAGS, "request_timeout", unit=" seconds")
     check_scheduling_flags(FLAGS)
     check_mfu_flags(FLAGS)
@@ -216,7 +221,7 @@ def _check_flags() -> None:
 
 
 def _check_coupled() -> None:
-    check_at_least(FLAGS, 0, "coupled")
+    check_instances(FLAGS, 0, "coupled")
     check_at_least(FLAGS, 1, *(name for name in ("token_budget", "drop_over") if FLAGS[name].value is not None))
     pointless, why = (
         (_SEPARATE, f"--coupled={FLAGS.coupled} instances have no such part")

@@ -3,7 +3,8 @@
 While its batch stays the same, an instance's steps follow from one another: the context grows by a token a request. So
 many are computed at once, and told together (StepsDone): when one of the batch is done, or when somebody is about to
 look, be it this instance, which has a message to handle, or Conductor, which decides by what has been decoded. Times
-are those of one event a step, bit for bit. What changes the batch takes effect after the step under way.
+are those of one event a step, bit for bit. What changes the batch takes effect after the step under way; what happens
+at the very time that a step ends comes before its end.
 """
 
 from bisect import bisect_left
@@ -101,7 +102,7 @@ class DecodingHardware:
 
     def _foretell(self) -> None:
         self._foretold += 1
-        self._events.at(self._ends[-1], self._end, self._foretold)
+        self._events.at_last(self._ends[-1], self._end, self._foretold)
 
     def _end(self, foretold: int, now: float) -> None:
         if foretold == self._foretold:

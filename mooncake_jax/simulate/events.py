@@ -1,6 +1,7 @@
 """Virtual time: what happens when, in an order that is the same in every run.
 
-Events at one time happen in the order they were asked for. Knows nothing of what they are.
+Events at one time happen in the order they were asked for, after them those that were asked for as the last ones. Knows
+nothing of what they are.
 """
 
 import heapq
@@ -10,6 +11,8 @@ from typing import Any
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.sched.messages import Message
+
+_LAST = 1 << 60  # more than events are ever asked for
 
 # Of the simulated hardware itself: called with the value it was asked for with, and the time.
 Happening = Callable[[Any, float], None]
@@ -41,6 +44,13 @@ class Events:
             raise self._in_the_past(when)
         self._asked += 1
         heapq.heappush(self._heap, (when, self._asked, None, (happening, value)))
+
+    def at_last(self, when: float, happening: Happening, value: Any) -> None:
+        """Once all else that happens at that time has happened."""
+        if not when >= self.now:
+            raise self._in_the_past(when)
+        self._asked += 1
+        heapq.heappush(self._heap, (when, _LAST + self._asked, None, (happening, value)))
 
     def _in_the_past(self, when: float) -> UsageError:
         return UsageError(

@@ -5,6 +5,7 @@ as long as the longest of the three, and the first layer's share of loading and 
 Knows nothing of queues and blocks.
 """
 
+import math
 from collections.abc import Sequence
 
 from mooncake_jax.sched.cost import CostModel
@@ -34,7 +35,7 @@ class GroupCost:
         if self._stages == 1 or tokens - prefix <= self._chunk:
             return seconds
         shares = self.shares(tokens, prefix, seconds)
-        return sum(shares) + (self._stages - 1) * max(shares)
+        return math.fsum(shares) + (self._stages - 1) * max(shares)
 
     def on_node(self, tokens: int, prefix: int) -> float:
         """On a single node."""
