@@ -163,7 +163,7 @@ def draw(axes, found: Seconds, labels: dict[tuple[str, str], str]) -> None:
     means = {s: [mean(found, NAMED, w, s) for w in WORKLOADS] for s in SYSTEMS}
     spread = {s: [(min(of), max(of)) for of in (found[NAMED, w, s] for w in WORKLOADS)] for s in SYSTEMS}
     marks = {s: [PAPER[s][w] for w in WORKLOADS] for s in SYSTEMS}
-    groups = [f"{w} (ours: surrogate)" if "surrogate" in labels[NAMED, w] else w for w in WORKLOADS]
+    groups = [f"{w}\n(ours: surrogate)" if "surrogate" in labels[NAMED, w] else w for w in WORKLOADS]
     bars(axes, groups, means, marks, spread=spread, paper_label="FAST25")
     axes.set(ylabel="prefill GPU time, s a request", title="profiles fast25, vllm051, vllm051-chunked")
     axes.legend()

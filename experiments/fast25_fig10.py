@@ -186,7 +186,7 @@ def rows_of(found: Found, theirs: dict) -> list[dict]:
 
 
 def draw(panels, found: Found, theirs: dict, labels: dict[str, str]) -> None:
-    groups = [f"{w} (ours: surrogate)" if "surrogate" in labels[w] else w for w in WORKLOADS]
+    groups = [f"{w}\n(ours: surrogate)" if "surrogate" in labels[w] else w for w in WORKLOADS]
     shown = {"hit_rate": "hit rate, % of prompt tokens", "gpu_s": "prefill GPU time, s a request"}
     for axes, (value, label) in zip(panels, shown.items(), strict=True):
         heights = {cache: [getattr(mean(found, w, cache), value) for w in WORKLOADS] for cache in PAPERS}

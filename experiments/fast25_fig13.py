@@ -1,6 +1,6 @@
 """FAST25 figure 13: TTFT by the bandwidth between nodes, on the synthetic trace.
 
-    python experiments/fast25_fig13.py --traces=DIR            # 40 s of CPU
+    python experiments/fast25_fig13.py --traces=DIR            # 32 s of CPU
 
 Claim: above 100 Gbps mean TTFT stays below 2 s, below that it rises steeply. Expected: TTFT within 15 % of the paper's
 at every bandwidth (within 10 % with `fast25`), its knee between 24 and 80 Gbps. All of it hangs on who sends, and on

@@ -1,6 +1,6 @@
 """FAST25 figure 15: how to split 16 nodes between prefill and decoding, on the synthetic trace.
 
-    python experiments/fast25_fig15.py --traces=DIR            # 42 s of CPU
+    python experiments/fast25_fig15.py --traces=DIR            # 37 s of CPU
 
 Claim: with few prefill nodes TTFT breaks the SLO, with few decoding nodes TBT does; between them is a plateau.
 Expected: TTFT within 10 % of the paper's from 6P to 11P, TBT within 10 % from 5P to 10P, 99 % effective requests from
