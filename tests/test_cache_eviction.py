@@ -256,6 +256,34 @@ def test_thousands_of_pinned_blocks_in_front_are_passed_over_once_and_not_for_ev
     assert policy.evict() == keys[0]
 
 
+def test_blocks_that_found_no_room_leave_the_others_their_depths():
+    policy, (a, b, c) = POLICIES["length"](), map(Entry, "abc")
+    policy.insert_all([a, b], range(4))
+    policy.insert(c, 2)
+    assert policy.evict_many(3) == [c, b, a]
+
+
+def test_lru_forgets_stale_uses_as_blocks_leave_and_places_as_they_change():
+    """Uses of blocks that stay, behind those that leave; then pins that come and go."""
+    policy, leaving, staying = POLICIES["lru"](), [Entry(n) for n in range(100)], [Entry(n) for n in range(100, 150)]
+    policy.insert_all(leaving, range(100))
+    policy.insert_all(staying, range(50))
+    for _ in range(4):
+        policy.use_prompt(staying, ())
+    assert policy.evict_many(100) == leaving[::-1]
+    policy.check()
+    for turn in range(100):
+        for entry in staying:
+            entry.pins = 1
+        if not turn:
+            assert policy.evict() is None, "passed over once"
+        for entry in staying:
+            entry.pins = 0
+        policy.unpinned(staying)
+    assert len(policy._first) < 500, "5000 were told of"
+    assert policy.evict_many(50) == staying[::-1]
+
+
 def test_orders_of_eviction_by_hand():
     orders = {"lru": "cbfead", "lfu": "cbfeda", "length": "cfbeda", "fifo": "cbafed", "sieve": "cbfead"}
     for name, expected in orders.items():

@@ -67,6 +67,24 @@ def test_the_policy_decides_what_leaves_first():
     }
 
 
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_of_one_prompt_the_tail_leaves_before_the_head(eviction, uses):
+    pool = KVCachePool({"p0": 3}, eviction)
+    for _ in range(uses):
+        landed(pool, "p0", [A, B, C])
+    for key, left in ((D, 2), (E, 1)):
+        pool.reserve("p0", [key])
+        assert pool.match([A, B, C]) == {"p0": left}
+
+
+def test_no_more_is_evicted_than_there_is_no_room_for():
+    pool = KVCachePool({"p0": 4})
+    landed(pool, "p0", [A, B, C])
+    landed(pool, "p0", [D, E])
+    assert pool.match([A, B, C]) == {"p0": 2} and pool.counts[DRAM, Cause.EVICTED] == 1
+
+
 def test_room_for_a_prompt_is_not_made_of_its_own_blocks():
     pool = KVCachePool({"p0": 3})
     landed(pool, "p0", [A, B, C])
@@ -267,6 +285,17 @@ def test_a_disk_that_fails_is_not_tried_again_before_the_next_use():
     pool.write_behind("p0", landed(pool, "p0", [D]))
     assert [block.key for block in pool.written("p0", write.blocks, ()).blocks] == [D]
     assert pool.write_behind("p0", blocks).blocks == blocks[:1], "half of DRAM, and D is on its way"
+
+
+def test_depths_on_the_ssd_are_places_in_the_prompt():
+    """Where not all of it finds room, too."""
+    pool = KVCachePool({"p0": 12}, "length", ssd={"p0": 3})
+    stored(pool, "p0", [A, B])
+    assert write_behind(pool, "p0", landed(pool, "p0", [C, D])) == [B], "the deepest"
+    pool = KVCachePool({"p0": 12}, "length", ssd={"p0": 2})
+    stored(pool, "p0", [A, B, C])
+    assert pool.blocks() == {"p0": (3, 2)}
+    assert write_behind(pool, "p0", landed(pool, "p0", [D])) == [B]
 
 
 def test_what_left_dram_before_it_was_written_is_passed_over():

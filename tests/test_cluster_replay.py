@@ -5,6 +5,7 @@ ranks.
 import dataclasses
 import json
 import signal
+import subprocess
 import sys
 import time
 
@@ -326,6 +327,12 @@ def test_bad_input_ends_with_one_line_and_code_2(tmp_path, flags, complaint):
     assert complaint in run.stderr
     assert len(run.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_results_are_not_written_to_no_name(tmp_path):
+    command = [sys.executable, "-m", "mooncake_jax", "replay", f"--model={TINY}", "--trace=any.jsonl", "--out="]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "--out= is empty; name what" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_what_is_reused_is_whole_blocks_and_never_all_of_a_prompt(block_size):
     [
         ("--repeats=0", "--repeats=0: it must be at least 1"),
         ("--max_batch=0", "--max_batch=0: it must be at least 1"),
+        ("--max_batch=1000000000", "--max_batch=1000000000: steps of at most 1024 requests are measured; lower it"),
         ("--block_size=0", "--block_size=0: it must be at least 1"),
         ("--prefill_chunk=-1", "--prefill_chunk=-1: it must be at least 1"),
         ("--longest=63", "--longest=63: use 64 to 2032 tokens with this model"),

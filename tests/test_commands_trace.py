@@ -76,7 +76,11 @@ def test_stats_draw_where_matplotlib_is(small, capsys):
     with open("stats.png", "rb") as file:
         assert file.read(8) == b"\x89PNG\r\n\x1a\n"
     assert "--plot=nowhere/stats.png: its folder" in fails(capsys, "stats", str(small), "--plot=nowhere/stats.png")
-    assert "--plot=stats.what: cannot be" in fails(capsys, "stats", str(small), "--plot=stats.what")
+    capsys.readouterr()
+    for name in ("stats.what", "stats"):
+        assert run(["trace", "stats", str(small), f"--plot={name}"]) == 2
+        told = capsys.readouterr()
+        assert f"--plot={name}: no picture's name ends so; use one of ." in told.err and not told.out
 
 
 def test_a_surrogate_says_so_wherever_it_is_used(capsys):
@@ -133,6 +137,25 @@ def test_convert_refuses(small, capsys):
     assert "cannot be written" in fails(capsys, "convert", str(small), "nowhere/b.csv")
     assert "--seed=-1: must be" in fails(capsys, "convert", "small.csv", "b.jsonl", "--seed=-1")
     assert "--reuse=0.5: a .csv has no place" in fails(capsys, "convert", str(small), "b.csv", "--reuse=0.5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("stats", "SMALL", "--rate=-3"), "--rate=-3.0: trace stats has no use for it; leave it out"),
+        (("stats", "SMALL", "--seed=-5"), "--seed=-5: trace stats"),
+        (("stats", "SMALL", "--dir="), "--dir=: trace stats"),
+        (("get", "conversation", "--policies=lru,lfu"), "--policies=lru,lfu: trace get"),
+        (("get", "conversation", "--dir="), "--dir= is empty"),
+        (("generate", "l-eval", "--reuse=0.5"), "--reuse=0.5: trace generate"),
+        (("generate", "l-eval", "--out="), "--out= is empty; name what to write to, or leave it out"),
+        (("convert", "SMALL", "b.csv", "--out=c.csv"), "--out=c.csv: trace convert"),
+        (("convert", "SMALL", "b.csv", "--seed=1"), "--seed=1: a .csv has no place for it"),
+    ],
+)
+def test_flags_that_an_action_has_no_use_for_are_refused(small, capsys, arguments, told):
+    error = fails(capsys, *(str(small) if argument == "SMALL" else argument for argument in arguments))
+    assert error.startswith(f"mooncake-jax trace: {told}")
 
 
 def test_get_tells_what_failed(monkeypatch, capsys):

@@ -205,6 +205,13 @@ def test_an_admission_that_errs_fails_its_request():
     assert third.status == COMPLETED and faults["admission mine raised ValueError: why"] == 1
 
 
+def test_a_fault_of_our_own_admission_is_not_put_down_to_the_policy():
+    """An SLO that cannot be compared with anything."""
+    scheduler = Scheduler(KVCacheCentric(), SLOCheck(), policy_name="theirs", admission_name="ours")
+    fault = scheduler.dispatch(dataclasses.replace(request(), ttft_slo="soon"), view_of([0]), NOW)
+    assert isinstance(fault, Fault) and fault.reason.startswith("admission ours raised TypeError")
+
+
 @pytest.mark.parametrize(("lost", "kind"), [("prefill0", "prefill"), ("decode0", "decoding")])
 def test_without_instances_the_request_fails_and_no_policy_is_to_blame(lost, kind):
     view = view_of([0])

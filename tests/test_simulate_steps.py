@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import COST, by_id, make_config, make_request, random_requests
 
+from mooncake_jax.sched.actions import RunStep
 from mooncake_jax.sched.cost import PolynomialCost
 from mooncake_jax.sched.cost_table import TableCost
+from mooncake_jax.sched.messages import StepsDone
 from mooncake_jax.sched.profiles import PROFILES
 from mooncake_jax.simulate.config import SimulationConfig
 from mooncake_jax.simulate.decoding_hardware import step_ends
@@ -131,6 +133,29 @@ def test_ends_of_steps_are_those_of_one_after_another(count):
     assert step_ends(COST, 3, 700, 1.5, count) == expected
     assert step_ends(Other, 3, 700, 1.5, count) == expected
     assert type(COST) is PolynomialCost
+
+
+def test_a_look_at_steps_under_way_has_no_step_asked_for():
+    """Whatever arrives has Conductor look, and is rejected: the device goes on with what it was told to do."""
+    handled = []
+
+    class Watched:
+        def __init__(self, actor):
+            self._actor = actor
+
+        def handle(self, message, now):
+            actions = self._actor.handle(message, now)
+            if isinstance(message, StepsDone):
+                handled.append((message.more, [type(action) for action in actions].count(RunStep)))
+            return actions
+
+        def __getattr__(self, name):
+            return getattr(self._actor, name)
+
+    requests = [make_request("a", 60, 0.0, 200), *(make_request(n, 300, 0.5 + 0.1 * n) for n in range(10))]
+    config = make_config(admission="none", drop_over=100)
+    simulate(config, COST, requests, host=lambda node, actor: Watched(actor) if node == "decode0" else actor)
+    assert handled == [(True, 0)] * 10 + [(False, 0)]
 
 
 @pytest.mark.traces

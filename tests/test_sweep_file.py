@@ -12,6 +12,8 @@ from mooncake_jax.commands import sweep as sweep_command
 from mooncake_jax.commands.sweep_checks import check_flags, claim_folder
 from mooncake_jax.commands.sweep_file import GoodputSearch, read_sweep
 from mooncake_jax.errors import UsageError
+from mooncake_jax.sched.cost import PolynomialCost
+from mooncake_jax.sched.cost_file import CostFile, CostRange, write_cost_file
 
 
 @pytest.fixture(autouse=True)
@@ -101,12 +103,26 @@ def test_bad_files_are_told_in_one_line_before_anything_runs(tmp_path, capsys, t
     assert not (tmp_path / "out").exists()
 
 
+def test_costs_are_checked_again_for_as_many_instances_as_a_combination_has(tmp_path, capsys):
+    """Copies between 40 instances, as many as there are requests, are predicted soundly, between 100 not."""
+    cost, trace = tmp_path / "cost.json", write_trace(tmp_path / "trace.jsonl")
+    falling = PolynomialCost((0.0, 1e-3, 0.0), (0.01, 0.0, 0.0), (1.0, 0.0), flow_coefficients=(-0.015, 0.0))
+    spread = CostRange(tokens=(1, 100), batch=(1, 4), context=(1, 100), nbytes=(1, 100), flows=(1, 1))
+    write_cost_file(cost, CostFile("llama2-70b", None, spread, falling))
+    path = tmp_path / "sweep.toml"
+    path.write_text(f'[base]\ntrace = "{trace}"\ncost = "{cost}"\n[axes]\ncoupled = [2, 100]\n')
+    assert run(["sweep", str(path), f"--out={tmp_path / 'out'}"]) == 2
+    error = capsys.readouterr().err
+    assert f"sweep.toml with coupled=100: --cost={cost}: predicts -" in error and "for a transfer of" in error
+
+
 @pytest.mark.parametrize(
     ("base", "tables", "flags", "problem"),
     [
         ("", "", ["--goodput"], "--goodput needs ttft_slo or tbt_slo"),
         ("ttft_slo = 1", "[axes]\nspeed = [1, 2]", ["--goodput"], "axes.speed: --goodput looks for the speed"),
         ("ttft_slo = 1", "[goodput]\nhighest = 5000", ["--goodput"], "goodput.highest = 5000: use 0.001 to 1000"),
+        ("", "", ["--out="], "--out= is empty; name what to write to"),
         ("", "", ["--jobs=0"], "--jobs=0: it must be at least 1"),
         ("", "", ["--picture=ttft"], "--picture: there is no figure 'ttft'"),
         ("", "", ["more.toml"], "name one TOML file"),

@@ -15,7 +15,7 @@ import mpi4py
 from absl import flags
 
 from mooncake_jax.cluster.launch import RanksDied, run_ranks, under_mpi
-from mooncake_jax.commands.profile_points import SHORTEST
+from mooncake_jax.commands.profile_points import MOST_BATCH, SHORTEST
 from mooncake_jax.errors import UsageError
 from mooncake_jax.model.catalog import DEFAULT_MODEL_DIR, resolve
 from mooncake_jax.model.config import DTYPE_BYTES
@@ -83,6 +83,10 @@ def make_job() -> ProfileJob:
     for name in ("prefill_chunk", "block_size", "max_batch", "repeats"):
         if FLAGS[name].value < 1:
             raise UsageError(f"--{name}={FLAGS[name].value}: it must be at least 1")
+    if FLAGS.max_batch > MOST_BATCH:
+        raise UsageError(
+            f"--max_batch={FLAGS.max_batch}: steps of at most {MOST_BATCH} requests are measured; lower it"
+        )
     location = resolve(FLAGS.model, Path(FLAGS.model_dir))
     most = open_source(location).config().max_context - ROOM
     if most < _LEAST_LONGEST:

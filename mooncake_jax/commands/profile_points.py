@@ -24,6 +24,7 @@ SHORTEST = 16  # tokens
 _LENGTHS, _BATCHES, _CONTEXTS, _LOADS, _SIZES = 14, 8, 4, 8, 8  # how many of each: a prime and one spreads best
 _REUSED = (0.3, 0.6, 0.9)  # shares of a prompt, in turns
 _STEP_TOKENS = 16384  # most context of a batch: its KVCache must lie in memory
+MOST_BATCH = _STEP_TOKENS // SHORTEST  # requests of a step
 _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 26
 _FLOWS = (1, 2, 3, 4)
 

@@ -32,6 +32,7 @@ from mooncake_jax.commands.plan import Plan
 from mooncake_jax.commands.scheduling_flags import (
     check_above_zero,
     check_at_least,
+    check_out,
     check_scheduling_flags,
     define_scheduling_flags,
     instances_and_stages,
@@ -208,6 +209,7 @@ def _check_flags() -> None:
     if FLAGS.elastic_roles and FLAGS.tp > 1:
         raise UsageError(f"--tp={FLAGS.tp}: with --elastic_roles an instance decodes too, on one device: use --tp=1")
     check_mfu_flags(FLAGS)
+    check_out(FLAGS)
     if FLAGS.cost is not None and FLAGS.dtype == "auto":
         raise UsageError(f"--cost={FLAGS.cost} was measured in one type: name that instead of --dtype=auto")
     if FLAGS.ssd_dir == "":

@@ -79,6 +79,18 @@ def check_scheduling_flags(values: flags.FlagValues) -> None:
         raise UsageError(f"--elastic_after_s={after_s.value}: use a number of seconds, at least {LEAST_AFTER_S}")
 
 
+def as_written(values: flags.FlagValues, name: str) -> str:
+    """A flag with its value, in one form of those that its user may have chosen."""
+    value = values[name].value
+    return f"--{name}={','.join(value) if isinstance(value, list) else value}"
+
+
+def check_out(values: flags.FlagValues) -> None:
+    """Raises UsageError for an --out without a name, which would be taken for none given."""
+    if values.out == "":
+        raise UsageError("--out= is empty; name what to write to, or leave it out")
+
+
 def check_at_least(values: flags.FlagValues, least: int, *names: str) -> None:
     """Raises UsageError."""
     for name in names:

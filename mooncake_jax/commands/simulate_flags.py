@@ -8,9 +8,11 @@ from absl import flags
 
 from mooncake_jax.commands.mfu_flags import check_mfu_flags, define_mfu_flags
 from mooncake_jax.commands.scheduling_flags import (
+    as_written,
     check_above_zero,
     check_at_least,
     check_instances,
+    check_out,
     check_scheduling_flags,
     check_speed,
     define_scheduling_flags,
@@ -31,6 +33,7 @@ _MOST_DECISION_S = 3600.0
 _SEPARATE = (
     "prefill",
     "decode",
+    "eviction",
     "prefill_chunk",
     "dram_mib",
     "ssd_mib",
@@ -212,6 +215,7 @@ def _check_flags() -> None:
     check_mfu_flags(FLAGS)
     check_above_zero(FLAGS, "speed", "link_gbps", "receive_gbps", "cores")
     check_speed(FLAGS.speed, "--speed=")
+    check_out(FLAGS)
     for name in ("link_gbps", "receive_gbps", "cores"):
         if FLAGS[name].value is not None and math.isinf(FLAGS[name].value):
             raise UsageError(f"--{name}=inf: it must be a finite number")
@@ -232,4 +236,4 @@ def _check_coupled() -> None:
         if name == "token_budget" and FLAGS.batched_prefill:
             continue
         if FLAGS[name].present:
-            raise UsageError(f"--{name}={FLAGS[name].value}: {why}; leave it out")
+            raise UsageError(f"{as_written(FLAGS, name)}: {why}; leave it out")

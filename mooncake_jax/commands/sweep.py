@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from mooncake_jax.commands import sweep_goodput, sweep_table
 from mooncake_jax.commands.progress import WorkProgress
+from mooncake_jax.commands.scheduling_flags import check_out
 from mooncake_jax.commands.sweep_checks import check_flags, claim_folder
 from mooncake_jax.commands.sweep_file import Flags, SweepFile, read_sweep
 from mooncake_jax.commands.sweep_runs import Order, Result, Runs, Search
@@ -118,6 +119,7 @@ def _main(arguments: list[str]) -> int:
     jobs = FLAGS.jobs if FLAGS.jobs is not None else _cores()
     if jobs < 1:
         raise UsageError(f"--jobs={jobs}: it must be at least 1")
+    check_out(FLAGS)
     file = read_sweep(Path(files[0]))
     sweep_table.check_picture(FLAGS.picture, GOODPUT_COLUMNS[3:] if FLAGS.goodput else FIGURES)
     check_flags(file, FLAGS.goodput)

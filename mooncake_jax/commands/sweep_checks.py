@@ -20,7 +20,18 @@ _OF_ONE_RUN = ("out", "events")  # a sweep has results of its own
 _SOUGHT = "speed"
 _IN_CONFIG = ("dram_mib", "ssd_mib", "link_gbps")  # flags that SimulationConfig has in other units
 # What decides whether the trace can be read, and the costs used: it is done but once for each.
-_OF_WORK = ("trace", "limit", "cost", "believed_cost", "prefill", "max_batch", "device_kv_tokens", "drop_over")
+_OF_WORK = (
+    "trace",
+    "limit",
+    "model",
+    "cost",
+    "believed_cost",
+    "prefill",
+    "coupled",
+    "max_batch",
+    "device_kv_tokens",
+    "drop_over",
+)
 _NAME_FILES = ("trace", "cost", "believed_cost")
 
 

@@ -1,9 +1,9 @@
 """The runs of a sweep, so many at a time, each a process of its own with a file of its own.
 
-A run that has its file is not run again, unless it failed or another version of the code wrote it. A run ends with its
-sweep, even a killed one: the other end of its standard input is held here and nowhere else. What comes of a run does
-not depend on which others run beside it. Knows nothing of why which run comes next: a Search says so, told how the one
-before has ended.
+A run that has its file is not run again, unless it failed or the file lacks a figure of the table: that the code has
+changed meanwhile is not noticed. A run ends with its sweep, even a killed one: the other end of its standard input is
+held here and nowhere else. What comes of a run does not depend on which others run beside it. Knows nothing of why
+which run comes next: a Search says so, told how the one before has ended.
 """
 
 import json

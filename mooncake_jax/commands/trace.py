@@ -16,6 +16,7 @@ from mooncake_jax.cache.hit_rates import POLICY_NAMES
 from mooncake_jax.commands.hit_rates import TABLE_1, parse_capacities, parse_policies
 from mooncake_jax.commands.progress import WorkProgress
 from mooncake_jax.commands.reading import read_rows, warned
+from mooncake_jax.commands.scheduling_flags import as_written, check_out
 from mooncake_jax.commands.trace_stats import print_stats
 from mooncake_jax.errors import UsageError
 from mooncake_jax.workload.azure import read_azure, write_azure
@@ -28,7 +29,13 @@ from mooncake_jax.workload.trace import TraceRow, write_trace
 
 FLAGS = flags.FlagValues()
 EXIT_REFUSED = 2  # as for all that a UsageError ends
-_ACTIONS = ("stats", "get", "generate", "convert")
+_USED = {  # flags that each action looks at
+    "stats": ("capacities", "policies", "plot", "limit"),
+    "get": ("dir",),
+    "generate": ("out", "requests", "rate", "seed"),
+    "convert": ("reuse", "limit", "seed"),
+}
+_OF_CONTEXTS = ("reuse", "seed")  # flags of convert that say what hash ids are made up
 _POISSON_REQUESTS = 1000
 _MANY = 100_000  # requests that take seconds to make
 _EVERY = 1000  # rows between two looks of the progress bar
@@ -56,10 +63,23 @@ _define()
 
 
 def main(arguments: list[str]) -> int:
+    for name in FLAGS:
+        FLAGS[name].unparse()  # what an earlier call gave
     action, *names = FLAGS(["trace", *arguments])[1:] or [""]
-    if action not in _ACTIONS:
-        raise UsageError(f"trace {action}".rstrip() + f": say what to do, one of {', '.join(_ACTIONS)}")
+    if action not in _USED:
+        raise UsageError(f"trace {action}".rstrip() + f": say what to do, one of {', '.join(_USED)}")
+    _check_flags(action)
     return {"stats": _stats, "get": _get, "generate": _generate, "convert": _convert}[action](names)
+
+
+def _check_flags(action: str) -> None:
+    """Raises UsageError for a flag that would be ignored."""
+    for name in FLAGS:
+        if FLAGS[name].present and name not in _USED[action]:
+            raise UsageError(f"{as_written(FLAGS, name)}: trace {action} has no use for it; leave it out")
+    check_out(FLAGS)
+    if not FLAGS.dir:
+        raise UsageError("--dir= is empty; name a folder, or leave it out")
 
 
 def _stats(names: list[str]) -> int:
@@ -127,8 +147,9 @@ def _convert(names: list[str]) -> int:
         reused = with_contexts(rows, FLAGS.reuse, FLAGS.seed)
         _write(wanted, reused, f"lengths of {Path(given).name}; {contexts_name(FLAGS.reuse, FLAGS.seed)}")
     else:
-        if FLAGS["reuse"].present:
-            raise UsageError(f"--reuse={FLAGS.reuse}: a .csv has no place for it; leave the flag out")
+        for name in _OF_CONTEXTS:
+            if FLAGS[name].present:
+                raise UsageError(f"{as_written(FLAGS, name)}: a .csv has no place for it; leave the flag out")
         if source is not None and source.startswith(SURROGATE):
             _check_name(wanted)
         write_azure(wanted, rows)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mooncake_jax.cache.hit_rates import HitRate
 from mooncake_jax.commands.hit_rates import LEGEND, compute, rates_table
-from mooncake_jax.commands.plots import INSTALL, can_plot, pyplot
+from mooncake_jax.commands.plots import INSTALL, can_plot, picture_formats, pyplot
 from mooncake_jax.errors import UsageError
 from mooncake_jax.workload.statistics import (
     QUANTILES,
@@ -141,6 +141,8 @@ def _check_plot(plot: str) -> None:
         raise UsageError(f"--plot={plot}: {INSTALL}")
     if not Path(plot).absolute().parent.is_dir():
         raise UsageError(f"--plot={plot}: its folder does not exist; make it or name another file")
+    if Path(plot).suffix.lower().lstrip(".") not in (known := picture_formats()):
+        raise UsageError(f"--plot={plot}: no picture's name ends so; use one of .{', .'.join(known)}, as stats.png")
 
 
 def _draw(plot: str, rows: Sequence[TraceRow], uses: Counter[int], rates: HitRates, title: str) -> None:

@@ -277,8 +277,8 @@ class StepDone:
 @record
 class StepsDone:
     """In simulation: steps of one batch that follow one another, and when each ended. None but the last one may end a
-    request. As many StepDone in one, each but the last answered by RunStep with the same batch; with `more`, the last
-    one as well: the device is at the next step of this batch already.
+    request. As many StepDone in one, each but the last answered by RunStep with the same batch. With `more` the device
+    is at the next step of this batch already: RunStep would change nothing, and that it is left out saves time.
     """
 
     batch: tuple[int, ...]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mooncake_jax.errors import UsageError
 from mooncake_jax.request import Request
+from mooncake_jax.workload.checks import shown
 from mooncake_jax.workload.jsonl import line_error, line_of_object
 from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow
 
@@ -32,13 +33,13 @@ def _keyed(row: TraceRow, key_of: Callable[[int], bytes], speed: float, path: st
     if len(set(row.hash_ids)) < len(row.hash_ids):
         twice = next(block for place, block in enumerate(row.hash_ids) if block in row.hash_ids[:place])
         why = "equal ids stand for equal blocks after equal prefixes, of which a prompt has each once"
-        raise _row_error(path, row, f"field hash_ids names block {twice} twice; correct it: {why}")
+        raise _row_error(path, row, f"field hash_ids names block {shown(twice)} twice; correct it: {why}")
     try:
         keys = tuple(map(key_of, full))
     except OverflowError:
         large = next(block for block in full if block.bit_length() > 8 * _KEY_BYTES)
         raise _row_error(
-            path, row, f"hash id {large} has more than {8 * _KEY_BYTES} bits; number the trace's blocks anew"
+            path, row, f"hash id {shown(large)} has more than {8 * _KEY_BYTES} bits; number the trace's blocks anew"
         ) from None
     return Request(
         id=str(row.index),
