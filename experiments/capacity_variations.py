@@ -6,7 +6,7 @@ from typing import Any
 
 from capacity_measures import LIMITS_MS, Measured, measure
 from figure import Sensitivity
-from systems import CHUNKED, HASHING, MOONCAKE, PREFIX, SYSTEMS, VLLM, serve, with_request_ms
+from systems import CHUNKED, HASHING, MOONCAKE, PREFIX, SYSTEMS, VLLM, serve, with_prefill_factor, with_request_ms
 
 from mooncake_jax.request import Request
 from mooncake_jax.sched.cost import PolynomialCost
@@ -26,6 +26,11 @@ def _cost(system: str, request_ms: float) -> dict[str, PolynomialCost]:
     return {"cost": with_request_ms(profile(SYSTEMS[system].profile), request_ms)}
 
 
+def _speeds(system: str) -> dict[str, dict[str, PolynomialCost]]:
+    of = profile(SYSTEMS[system].profile)
+    return {"1": {}} | {f"{factor:g}": {"cost": with_prefill_factor(of, factor)} for factor in (1.1, 1.25)}
+
+
 _HASHED = {name: {"cost": host.added_to(profile(SYSTEMS[PREFIX].profile))} for name, host in HASHING.items()}
 
 VARIATIONS = (
@@ -40,6 +45,8 @@ VARIATIONS = (
         MOONCAKE,
         {"7P+9D": {"prefill": 7, "decode": 9}, "8P+8D": {}, "9P+7D": {"prefill": 9, "decode": 7}},
     ),
+    Variation("how many times as long Mooncake's prefill computes (MFU)", MOONCAKE, _speeds(MOONCAKE)),
+    Variation("how many times as long vLLM's prefill computes (MFU)", VLLM, _speeds(VLLM)),
     Variation("ms a request in vLLM's step", VLLM, {"4.5": _cost(VLLM, 4.5), "4.75": {}, "5": _cost(VLLM, 5.0)}),
     Variation(
         "tokens of an iteration with prefill",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from clusters import MODEL
+from systems import with_prefill_factor, with_request_ms
 
 from mooncake_jax.request import Outcome, Request
 from mooncake_jax.sched.actions import Action
@@ -31,7 +32,7 @@ ENGINE = {"batched_prefill": True, "token_budget": COUPLED_MODES["plain"].token_
 
 @dataclass(frozen=True)
 class Setup:
-    """profile: of the cost model; request_s: what one more request adds to a decoding step, None: as the profile has
+    """profile: of the cost model; request_ms: what one more request adds to a decoding step, None: as the profile has
     it; prefill_factor: how many times longer prefills compute; first_step: whether TTFT ends with the first decoding
     step; kind: of its headline numbers, as the fidelity table has it; fields: of SimulationConfig, beside SERVING.
     """
@@ -40,17 +41,15 @@ class Setup:
     profile: str
     kind: str
     fields: dict
-    request_s: float | None = None
+    request_ms: float | None = None
     prefill_factor: float = 1.0
     first_step: bool = False
 
     def cost(self):
         cost = profile(self.profile)
-        if self.request_s is not None:
-            constant, request, token = cost.step_coefficients
-            cost = replace(cost, step_coefficients=(constant + request - self.request_s, self.request_s, token))
-        factor = self.prefill_factor
-        return replace(cost, prefill_coefficients=tuple(factor * each for each in cost.prefill_coefficients))
+        if self.request_ms is not None:
+            cost = with_request_ms(cost, self.request_ms)
+        return with_prefill_factor(cost, self.prefill_factor)
 
     def changed(self, **changes) -> "Setup":
         """With other values, of its own fields or of the simulation's."""

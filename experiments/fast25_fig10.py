@@ -31,7 +31,7 @@ from figure import (
 )
 from reference import points as papers
 from style import bars
-from systems import workloads
+from systems import label_of, workloads
 from weak_local import router
 
 from mooncake_jax.model.architectures import ARCHITECTURES
@@ -49,7 +49,7 @@ POLICIES = {GLOBAL: "kvcache-centric", LOCAL: "cache-aware"}
 NOTES = {
     GLOBAL: "",
     LOCAL: "the router decides: algorithm 1 keeps ten caches nearly as good as one; the paper's is not known",
-    WEAK: "that two nodes are drawn is chosen on this figure",
+    WEAK: "that two nodes are drawn is chosen on this figure; the mean of a run for each seed of the draws",
 }
 
 FLAGS = define_flags("fast25_fig10", traces=True, seeds=4)
@@ -71,7 +71,7 @@ Found = dict[tuple[str, str], list[Measured]]  # a trace or a seed each, by work
 def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
     traces = {workload: workloads(FLAGS, name) for workload, name in WORKLOADS.items()}
-    labels = {workload: of[0].label for workload, of in traces.items()}
+    labels = {workload: label_of(of) for workload, of in traces.items()}
     requests = {workload: [of_one_token(trace.requests()) for trace in of] for workload, of in traces.items()}
     found: Found = {}
     for workload, some in requests.items():
@@ -186,7 +186,7 @@ def rows_of(found: Found, theirs: dict) -> list[dict]:
 
 
 def draw(panels, found: Found, theirs: dict, labels: dict[str, str]) -> None:
-    groups = [f"{w} (ours: surrogate)" if "surrogate" in labels[w] else w for w in WORKLOADS]
+    groups = [f"{w}\n(ours: surrogate)" if "surrogate" in labels[w] else w for w in WORKLOADS]
     shown = {"hit_rate": "hit rate, % of prompt tokens", "gpu_s": "prefill GPU time, s a request"}
     for axes, (value, label) in zip(panels, shown.items(), strict=True):
         heights = {cache: [getattr(mean(found, w, cache), value) for w in WORKLOADS] for cache in PAPERS}
@@ -195,7 +195,7 @@ def draw(panels, found: Found, theirs: dict, labels: dict[str, str]) -> None:
         spread = {cache: [(min(some), max(some)) for some in of] for cache, of in every.items()}
         bars(axes, groups, heights, marks, spread=spread, paper_label="FAST25")
         axes.set(ylabel=label, title="profile micro")
-    panels[0].legend()
+    panels[0].figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,21 @@ def test_figure_9_counts_tokens_of_blocks_that_are_not_full(load):
     assert figure.hit_rate(rows, 512) == 512 / 1600  # the head is what a cache of one block keeps
 
 
+def test_figure_9_tells_each_traces_rates_for_every_capacity(load):
+    """Also beyond what holds all of a trace, which one has more of than the other."""
+    figure = load("fast25_fig09")
+    few = [TraceRow(float(at), 512, 1, (0,), at) for at in range(4)]
+    many = [TraceRow(float(at), 1024, 1, (0, at + 1), at) for at in range(4)]
+    assert figure.hit_rates([few, many], [512.0, 1024.0, 1e6]) == {
+        512.0: [0.75, 0.375], 1024.0: [0.75, 0.375], 1e6: [0.75, 0.375]
+    }  # fmt: skip
+
+
+def test_figure_9_takes_each_workload_once_for_each_seed_of_another(load):
+    figure = load("fast25_fig09")
+    assert figure.together({"one": ["a"], "four": ["b", "c"], "last": ["d"]}) == [["a", "b", "d"], ["a", "c", "d"]]
+
+
 def test_merged_traces_share_no_block(load):
     figure = load("fast25_fig09")
     traces = [figure.Trace(name, [TraceRow(time, 512, 1, (7,), 0)]) for name, time in (("a", 2.0), ("b", 1.0))]

@@ -22,7 +22,7 @@ FIGURES = ("fast25_fig05", "fast25_fig11", "fast25_fig13", "fast25_fig15")
 @pytest.fixture
 def figures(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("fast25_cluster", *FIGURES)
+    names = ("fast25_cluster", "boxes", *FIGURES)
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
@@ -66,7 +66,7 @@ def test_a_request_of_one_token_ends_with_its_prefill(figures):
 
 def test_a_setup_changes_its_costs_and_the_simulation_apart(figures):
     of = figures.fast25_cluster
-    setup = of.Setup("", "fast25", "fitted", {"prefill": 7}, request_s=4e-3, prefill_factor=1.1).changed(decode=9)
+    setup = of.Setup("", "fast25", "fitted", {"prefill": 7}, request_ms=4.0, prefill_factor=1.1).changed(decode=9)
     plain = of.Setup("", "fast25", "predicted", {}).cost()
     assert setup.fields == {"prefill": 7, "decode": 9}
     assert setup.cost().step(1, 8192) == pytest.approx(plain.step(1, 8192))
@@ -99,6 +99,26 @@ def test_an_end_falls_only_below_the_plateau(figures):
 
 
 def test_a_box_reaches_to_the_last_value_near_it(figures):
-    assert figures.fast25_fig05.box_of([1.0, 2.0, 3.0, 4.0, 100.0]) == {
+    assert figures.boxes.box_of([1.0, 2.0, 3.0, 4.0, 100.0]) == {
         "whisker_low": 1.0, "q1": 2.0, "median": 3.0, "q3": 4.0, "whisker_high": 4.0, "mean": 22.0
     }  # fmt: skip
+    with pytest.raises(ValueError, match="no value"):
+        figures.boxes.box_of([])
+
+
+def test_replicas_of_several_seeds_are_told_by_their_mean(figures):
+    of = figures.fast25_fig11
+    one, two = {10: [(0.0, 1), (30.0, 4)]}, {10: [(0.0, 2), (30.0, 2), (60.0, 9)], 100: [(0.0, 0)]}
+    assert of.peaks([one, two]) == {10: 6.5}
+    assert of.last([one, two], 10) == 6.5
+    assert of.means([one, two], 10) == ([(0.0, 1.5), (30.0, 3.0)], [(1, 2), (2, 4)])
+
+
+def test_a_transfer_in_theory_takes_the_whole_prompt_over_the_bandwidth(figures):
+    of, requests = figures.fast25_fig13, requests_of(1000, 3000)
+    ours = {setup.label: of.curve(requests, setup, [24.0]) for setup in of.SETUPS}
+    times = of.transfers(requests, ours, [24.0])
+    assert times[of.THEORETICAL]["ours"] == [(24.0, pytest.approx(2000 * of.KV_BYTES / 3e9))]
+    for setup in of.SETUPS:
+        [(_, added)] = times[of.REAL][setup.label]
+        assert added == pytest.approx(times[of.THEORETICAL]["ours"][0][1], rel=1e-3), "nobody else sends"

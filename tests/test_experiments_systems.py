@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mooncake_jax.errors import UsageError
 from mooncake_jax.request import Request
 from mooncake_jax.sched.profiles import profile
 from mooncake_jax.simulate.traces import keyed_requests
@@ -128,6 +129,30 @@ def test_hashing_blocks_costs_a_prompt_its_square_and_a_step_its_context(figures
     assert hashed.step(7, 1_000_000) - cost.step(7, 1_000_000) == pytest.approx(3e-3)
     nothing = figures.systems.HASHING["none"].added_to(cost)
     assert nothing == cost
+
+
+def test_hosts_hashing_is_timed_again_in_the_units_of_its_constants(figures):
+    """What is told is of the form that BlockHashing takes: the same for any length, within what timing is worth."""
+    script = figures.figure("host_hashing")
+    for loop, _ in script.LOOPS.values():
+        short, long = (min(loop(tokens) for _ in range(3)) for tokens in (1024, 4096))
+        assert 0 < long < 5 * short < 25 * long
+    script.FLAGS(["host_hashing", "--tokens=15"])
+    with pytest.raises(UsageError, match="--tokens=15: name integers from 16 on"):
+        script.lengths()
+
+
+def test_a_number_of_several_surrogates_names_their_seeds(figures):
+    traces = [figures.clusters.Trace(f"surrogate of tool&agent, seed {seed}", ()) for seed in (0, 7)]
+    assert figures.systems.label_of(traces) == "surrogate of tool&agent, seeds 0, 7"
+    assert figures.systems.label_of(traces[:1]) == "surrogate of tool&agent, seed 0"
+    assert figures.systems.label_of([figures.clusters.Trace("synthetic (real)", ())]) == "synthetic (real)"
+
+
+def test_a_chunk_adds_its_cost_once_for_each_2048_tokens(figures):
+    cost = figures.figure("fast25_fig08").with_chunk_ms(60)
+    assert cost.prefill_compute(4096, 0) - profile("vllm051").prefill_compute(4096, 0) == pytest.approx(0.12)
+    assert cost.prefill_coefficients == pytest.approx(profile("vllm051-chunked").prefill_coefficients)
 
 
 def test_prompts_that_the_model_does_not_take_are_left_out(figures):
