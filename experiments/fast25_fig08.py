@@ -1,6 +1,6 @@
 """FAST25 figure 8: GPU time of prefill, a request, of Mooncake and three kinds of vLLM on three traces.
 
-    python experiments/fast25_fig08.py --traces=DIR [--seeds=0,1,2,3]        # 4 minutes
+    python experiments/fast25_fig08.py --traces=DIR [--seeds=0,1,2,3]        # 2.5 minutes
 
 Claim: with a global cache Mooncake computes 36, 53 and 64 % less than vLLM, whose own prefix cache is small and that of
 one node, and whose chunked prefill costs more. Expected: seconds within 5 %, ratios to Mooncake within 0.15. Only
