@@ -16,21 +16,12 @@ from pathlib import Path
 import pool_mooncake
 from table import Row, at_least, at_most, row
 
-from mooncake_jax.cluster.launch import mpiexec_command
+from mooncake_jax.cluster.launch import OVER_TCP, mpiexec_command
 
 RANKS = Path(__file__).parent / "pool_transfers_ranks.py"
 DEADLINE_S = 300
 NAMES = {4096: "4 KiB", 5 << 18: "1.25 MiB", 20 << 20: "20 MiB"}
 LEAST = {20 << 20: at_least(0.8), 5 << 18: at_least(0.6)}  # of MPI's rate
-# What makes either MPI talk to a rank of its own machine over TCP.
-TCP = {
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "tcp,self",
-    "OMPI_MCA_btl_tcp_if_include": "lo",
-    "MPIR_CVAR_NOLOCAL": "1",
-    "MPIR_CVAR_CH4_NETMOD": "ofi",
-    "FI_PROVIDER": "tcp",
-}
 
 
 def transfer_rows(turns: int = 5) -> Iterator[Row]:
@@ -72,7 +63,7 @@ def mooncake_rows(turns: int) -> Iterator[Row]:
     if not pool_mooncake.installed():
         yield row("Mooncake's store is not installed", 0, "")
         return
-    theirs, ours = pool_mooncake.measure(free_ports(4)), measured("stores", turns, TCP)
+    theirs, ours = pool_mooncake.measure(free_ports(4)), measured("stores", turns, OVER_TCP)
     for size, name in NAMES.items():
         for operation in ("put", "get"):
             rates = [size / found / 1e9 for found in (ours[f"{operation} {size}"], theirs[str(size)][operation])]

@@ -179,12 +179,16 @@ def draw(panels, ours: dict[str, Curves], theirs: Curves, x_unit: dict[str, floa
 
 
 def measured() -> int:
-    from arxiv_fig02_engine import measure  # it brings JAX, which nothing else here wants
+    from machine_engine import MachineEngine  # it brings JAX, which nothing else here wants
 
     parts = (8, 1) if FLAGS.quick else range(16, 0, -1)
     lengths = [FLAGS.longest // 16 * (17 - part) for part in parts]
     batches = [1, FLAGS.max_batch] if FLAGS.quick else list(range(1, FLAGS.max_batch + 1))
-    ours = curves(*measure(FLAGS.model, FLAGS.model_dir, lengths, batches, FLAGS.context))
+    contexts = {"longest": lengths[-1], "context": FLAGS.context}
+    engine = MachineEngine(FLAGS.model, FLAGS.model_dir, contexts)
+    prefills = engine.prefills((tokens, 0) for tokens in lengths)
+    steps = engine.steps((batch, FLAGS.context) for batch in batches)
+    ours = curves([*zip(lengths, prefills, strict=True)], [*zip(batches, steps, strict=True)])
     theirs, machine = paper(), f"this machine, {FLAGS.model}"
     names = {
         "prefill": f"prefill throughput, {lengths[-1]} tokens over {lengths[0]} (report: 128k over 8k)",

@@ -10,12 +10,13 @@ the paper: by the replicas that all samples, one each 30 s, have found of them.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from fast25_cluster import Setup, serve
 from figure import Headline, Sensitivity, at_least, define_flags, parse, publish, run_script, same, untargeted
 from reference import points as papers
+from sampling import Sampled
 from style import line
 from systems import label_of, workloads
 
@@ -49,32 +50,6 @@ NONE_EVICTED = (
 Series = dict[int, list[tuple[float, float]]]  # by rank (seconds, replicas)
 
 FLAGS = define_flags("fast25_fig11", traces=True, seeds=4)
-
-
-class Sampled:
-    """Conductor, and at each sample the replicas of every block that is found."""
-
-    def __init__(self, conductor):
-        self._conductor = conductor
-        self.samples: list[dict[bytes, int]] = []
-
-    def handle(self, message, now: float):
-        while now >= EVERY_S * len(self.samples):
-            self.samples.append(self._conductor.view.pool.replicas())
-        return self._conductor.handle(message, now)
-
-    def series(self, until: float) -> Series:
-        """Of the blocks with these ranks, until the last arrival."""
-        samples = self.samples[: int(until / EVERY_S) + 1]
-        total: Counter[bytes] = Counter()
-        for sample in samples:
-            total.update(sample)
-        ranked = total.most_common(RANKS[-1])
-        blocks = {rank: ranked[rank - 1][0] for rank in RANKS if rank <= len(ranked)}
-        return {
-            rank: [(EVERY_S * place, sample.get(block, 0)) for place, sample in enumerate(samples)]
-            for rank, block in blocks.items()
-        }
 
 
 def main(arguments: list[str]) -> int:
@@ -121,11 +96,25 @@ def replicas(requests, setup: Setup, **fields) -> Series:
 
     def host(node, actor):
         if node == CONDUCTOR:
-            watched.append(actor := Sampled(actor))
+            watched.append(actor := Sampled(actor, EVERY_S, lambda view, _: view.pool.replicas()))
         return actor
 
     serve(requests, setup, host, prefill=PREFILL, **fields)
-    return watched[0].series(max(request.arrival for request in requests))
+    last = max(request.arrival for request in requests)
+    return series_of(watched[0].samples[: int(last / EVERY_S) + 1])
+
+
+def series_of(samples: Sequence[Mapping[bytes, int]]) -> Series:
+    """Of the blocks with these ranks. samples: the replicas of every block that is found."""
+    total: Counter[bytes] = Counter()
+    for sample in samples:
+        total.update(sample)
+    ranked = total.most_common(RANKS[-1])
+    blocks = {rank: ranked[rank - 1][0] for rank in RANKS if rank <= len(ranked)}
+    return {
+        rank: [(EVERY_S * place, sample.get(block, 0)) for place, sample in enumerate(samples)]
+        for rank, block in blocks.items()
+    }
 
 
 def paper(name: str) -> Series:

@@ -11,25 +11,16 @@ from figure import Headline, publish, untargeted
 from reference import points as paper_points
 from style import line
 
-from mooncake_jax.cluster.launch import mpiexec_command
+from mooncake_jax.cluster.launch import OVER_TCP, mpiexec_command
 
 RANKS = Path(__file__).with_name("fast25_fig12_ranks.py")
 DEADLINE_S = 600
 MIB = 1 << 20
 GB = 1e9
-# What makes either MPI talk to a rank of its own machine over TCP.
-TCP = {
-    "OMPI_MCA_pml": "ob1",
-    "OMPI_MCA_btl": "tcp,self",
-    "OMPI_MCA_btl_tcp_if_include": "lo",
-    "MPIR_CVAR_NOLOCAL": "1",
-    "MPIR_CVAR_CH4_NETMOD": "ofi",
-    "FI_PROVIDER": "tcp",
-}
 SOCKET = "TCP socket"
 WAYS: dict[str, tuple[str, dict[str, str]]] = {
     "messenger, shared memory": ("messenger", {}),
-    "messenger, MPI over TCP": ("messenger", TCP),
+    "messenger, MPI over TCP": ("messenger", OVER_TCP),
     SOCKET: ("socket", {}),
 }
 

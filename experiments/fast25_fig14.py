@@ -173,10 +173,16 @@ def draw(panels, ours: Bars, theirs: Bars) -> None:
 
 
 def measured() -> int:
-    from fast25_fig14_engine import measure  # it brings JAX, which nothing else here wants
+    from machine_engine import MachineEngine  # it brings JAX, which nothing else here wants
 
     lengths = [FLAGS.longest // 4, FLAGS.longest] if FLAGS.quick else [FLAGS.longest // 2**i for i in (4, 3, 2, 1, 0)]
-    ours: Bars = measure(FLAGS.model, FLAGS.model_dir, lengths, REUSED, STEPS)
+    engine = MachineEngine(FLAGS.model, FLAGS.model_dir, {"longest": lengths[-1]})
+    ours: Bars = {}
+    for reuse, part in REUSED.items():
+        prefills = engine.prefills((tokens, int(part * tokens)) for tokens in lengths)
+        ours[reuse] = {"Prefill": [*zip(lengths, prefills, strict=True)]}
+    steps = engine.steps((1, tokens) for tokens in lengths)
+    ours["nothing reused"]["Decode"] = [(n, STEPS * seconds) for n, seconds in zip(lengths, steps, strict=True)]
     theirs = paper()
     part_saved = {
         source: 100 * (1 - of["95 % reused"]["Prefill"][-1][1] / of["nothing reused"]["Prefill"][-1][1])

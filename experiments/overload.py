@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from clusters import MODEL
+from sampling import Sampled
 
 from mooncake_jax.metrics import attained, mean
 from mooncake_jax.request import REJECTED, SLO, Outcome, Request
-from mooncake_jax.sched.actions import Action
 from mooncake_jax.sched.cost import CostModel
-from mooncake_jax.sched.messages import CONDUCTOR, Message
+from mooncake_jax.sched.messages import CONDUCTOR
 from mooncake_jax.sched.profiles import profile
 from mooncake_jax.sched.serve import Actor
 from mooncake_jax.sched.view import ClusterView
@@ -71,34 +71,24 @@ class Overloaded:
 
 def serve(requests: Sequence[Request], admission: str, cost: str | CostModel, **fields: Any) -> Overloaded:
     """admission: of ADMISSIONS; cost: a profile by name, or a cost model; fields: of SimulationConfig."""
-    last, samples = max(request.arrival for request in requests), []
+    last, watched = max(request.arrival for request in requests), []
     slos = {"ttft_slo": TTFT_SLO, "tbt_slo": TBT_SLO}
     config = config_of(MODEL, admission=ADMISSIONS[admission], **slos | fields)
 
     def host(node: str, actor: Any) -> Actor:
-        return _Sampled(actor, samples) if node == CONDUCTOR else actor
+        if node == CONDUCTOR:
+            watched.append(actor := Sampled(actor, EVERY_S, _loads))
+        return actor
 
     hardware = profile(cost) if isinstance(cost, str) else cost
     outcomes = simulate(config, hardware, requests, host=host).outcomes
-    return Overloaded(outcomes, [sample for sample in samples if sample.seconds <= last])
+    return Overloaded(outcomes, [sample for sample in watched[0].samples if sample.seconds <= last])
 
 
-class _Sampled:
-    """Conductor, a sample of whose view is kept for every 15 s."""
-
-    def __init__(self, conductor: Any, samples: list[Sample]):
-        self._conductor, self._samples = conductor, samples
-
-    def handle(self, message: Message, now: float) -> list[Action]:
-        while (due := len(self._samples) * EVERY_S) <= now:
-            self._samples.append(Sample(due, *_loads(self._conductor.view, due)))
-        return self._conductor.handle(message, now)
-
-
-def _loads(view: ClusterView, now: float) -> tuple[float, float]:
+def _loads(view: ClusterView, now: float) -> Sample:
     queues = [queue.seconds(now) for queue in view.prefill.values()]
     tbts = []
     for load in view.decoding.values():
         contexts = [request.context for request in load.requests.values() if request.prefilled]
         tbts.append(view.cost.step(len(contexts), sum(contexts)) if contexts else 0.0)
-    return mean(queues) / TTFT_SLO, mean(tbts) / TBT_SLO
+    return Sample(now, mean(queues) / TTFT_SLO, mean(tbts) / TBT_SLO)

@@ -22,7 +22,7 @@ FIGURES = ("fast25_fig05", "fast25_fig11", "fast25_fig13", "fast25_fig15")
 @pytest.fixture
 def figures(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("fast25_cluster", "boxes", *FIGURES)
+    names = ("fast25_cluster", "boxes", "sampling", *FIGURES)
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
@@ -81,15 +81,24 @@ def test_the_knee_lies_between_the_bandwidths_where_ttft_passes_it(figures):
     assert knee([(10.0, 2.1), (40.0, 2.0)]) is None
 
 
-def test_blocks_are_ranked_by_all_samples_together(figures, monkeypatch):
-    pools = iter([{}, {b"a": 3, b"b": 1}, {b"a": 0, b"b": 4}, {b"c": 8}])
-    pool = SimpleNamespace(replicas=lambda: next(pools))
-    conductor = SimpleNamespace(view=SimpleNamespace(pool=pool), handle=lambda message, now: [])
-    sampled = figures.fast25_fig11.Sampled(conductor)
+def test_a_view_is_looked_at_before_what_comes_next_is_handled(figures):
+    view = SimpleNamespace(handled=0)
+
+    def handle(message, now):
+        view.handled += 1
+        return []
+
+    conductor = SimpleNamespace(view=view, handle=handle)
+    sampled = figures.sampling.Sampled(conductor, 30.0, lambda view, due: (due, view.handled))
     for now in (0.0, 31.0, 59.0, 95.0):
         sampled.handle(None, now)
+    assert sampled.samples == [(0.0, 0), (30.0, 1), (60.0, 3), (90.0, 3)]
+
+
+def test_blocks_are_ranked_by_all_samples_together(figures, monkeypatch):
     monkeypatch.setattr(figures.fast25_fig11, "RANKS", (1, 2))
-    assert sampled.series(65.0) == {1: [(0.0, 0), (30.0, 1), (60.0, 4)], 2: [(0.0, 0), (30.0, 3), (60.0, 0)]}
+    series = figures.fast25_fig11.series_of([{}, {b"a": 3, b"b": 1}, {b"a": 0, b"b": 4}])
+    assert series == {1: [(0.0, 0), (30.0, 1), (60.0, 4)], 2: [(0.0, 0), (30.0, 3), (60.0, 0)]}
 
 
 def test_an_end_falls_only_below_the_plateau(figures):

@@ -330,7 +330,7 @@ def test_experiments_are_found_with_what_they_need(frame):
     found = {experiment.name: experiment for experiment in frame.listing.experiments()}
     fig14 = frame.listing.Experiment("fast25_fig14", real=True, seconds=1.0, real_seconds=120.0)
     assert found["fast25_fig14"] == fig14
-    assert not {"sim_vs_real", "figure", "run_all", "fast25_fig14_engine"} & set(found)
+    assert not {"sim_vs_real", "figure", "run_all", "machine_engine"} & set(found)
     # Each says what it takes, by which run_all tells the time left.
     assert all(one.seconds and (one.real_seconds is not None) == one.real for one in found.values())
 

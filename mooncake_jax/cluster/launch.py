@@ -29,6 +29,15 @@ DYING_S = 3.0  # from SIGKILL to the end
 LAST_WORDS_S = 1.0  # for what is on its way to the terminal
 SHARED_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 EXIT_CODE_FILE = "MOONCAKE_JAX_EXIT_CODE_FILE"
+# Variables of ranks: what makes either MPI talk to a rank of its own machine over TCP.
+OVER_TCP = {
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "tcp,self",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "MPIR_CVAR_NOLOCAL": "1",
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+    "FI_PROVIDER": "tcp",
+}
 
 
 class RanksDied(Exception):
