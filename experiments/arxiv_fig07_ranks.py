@@ -1,12 +1,15 @@
 """The two ranks of arxiv_fig07.py: rank 0 prefills and stores, rank 1 receives. Rank 0 prints its figures as JSON.
 
-The engine, the block store, the layer-wise export and the messenger are those of the cluster. Arguments: model,
-model_dir, prefill_chunk, share, repeats, lengths.
+The engine, the block store, the layer-wise export and the messenger are those of the cluster. One core is kept for what
+sends and receives, as accelerators leave a host its cores: otherwise storing would take them from the computation.
+Arguments: model, model_dir, prefill_chunk, share, repeats, lengths.
 """
 
 import json
+import os
 import statistics
 import sys
+import threading
 import time
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,16 +31,20 @@ from mooncake_jax.request import Request
 from mooncake_jax.sched.actions import RunPrefill
 
 BLOCK = 64  # tokens
-SENDING_DEADLINE_S = 1800
+SENDING_DEADLINE_S, DEADLINE_S = 1800, 3600
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+SENDING, COMPUTING = CORES[-1:], CORES[:-1] or CORES
 
 
 class Receiving:
-    """What arrives goes into fresh memory, as in a decoding instance."""
+    """What arrives goes into fresh memory, as in a decoding instance. The only message says that all is done."""
 
     def __init__(self, layout: BlockLayout):
         self._layout = layout
+        self.done = threading.Event()
 
-    def on_message(self, source, message) -> None: ...
+    def on_message(self, source, message) -> None:
+        self.done.set()
 
     def place(self, source, header):
         shape = (header.tokens, self._layout.kv_heads, self._layout.head_dim)
@@ -66,7 +73,7 @@ class Experiment:
     def __init__(self, engine: PrefillEngine, vocabulary: int, layout: BlockLayout, longest: int):
         self.engine, self._layout, self._vocabulary = engine, layout, vocabulary
         self._store = BlockStore(-(-longest // BLOCK), layout)
-        self._thread = ThreadPoolExecutor(1, "export")
+        self._thread = ThreadPoolExecutor(1, "export", keep_to, (SENDING,))
         self._dispatch = 0
 
     def prompt(self, tokens: int) -> np.ndarray:
@@ -77,6 +84,11 @@ class Experiment:
         ids, begun = self.prompt(tokens), time.monotonic()
         self.engine.prefill(ids)
         return time.monotonic() - begun
+
+    def seconds_a_token(self, tokens: int) -> float:
+        """To compute so many of them, all that runs for the first time apart."""
+        self.computed(tokens)
+        return self.computed(tokens) / tokens
 
     def stored(self, tokens: int, links: ToRankOne, layer_wise: bool) -> float:
         """Seconds of a prefill that stores and sends its KVCache as it comes, or all of it in the end."""
@@ -97,8 +109,15 @@ class Experiment:
         return Export(run, 0, everything, self._store, 0, links, self._thread)
 
 
+def keep_to(cores: list[int]) -> None:
+    """The calling thread, and those that it starts. Nothing where the system knows no such thing."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
 def main(model: str, model_dir: str, chunk: str, share: str, repeats: str, *lengths: str) -> None:
     comm, tokens = MPI.COMM_WORLD, [int(length) for length in lengths]
+    keep_to(COMPUTING if comm.rank == 0 else SENDING)
     enable_compile_cache(Path(model_dir) / "compiled")
     loaded = load_model(resolve(model, Path(model_dir)), "float32")
     config = loaded.config
@@ -107,21 +126,23 @@ def main(model: str, model_dir: str, chunk: str, share: str, repeats: str, *leng
     if comm.rank == 0:
         experiment = Experiment(PrefillEngine(loaded, int(chunk)), config.vocab_size, layout, max(tokens))
         experiment.engine.warm_up(max(tokens))
-        experiment.computed(max(tokens))
-        gbps = max(tokens) * layout.bytes_per_token * 8e-9 / (float(share) * experiment.computed(max(tokens)))
+        gbps = layout.bytes_per_token * 8e-9 / (float(share) * min(map(experiment.seconds_a_token, tokens)))
     del loaded
     gbps = receive_quietly(comm, gbps)
-    messenger = Messenger(comm, Receiving(layout))
+    receiving = Receiving(layout)
+    messenger = Messenger(comm, receiving)
     messenger.limit(gbps)
+    keep_to(SENDING)
     messenger.start()
+    keep_to(COMPUTING)
     if experiment is not None:
         figures = measure(experiment, ToRankOne(messenger), tokens, int(repeats))
+        messenger.send(1, "done").result(SENDING_DEADLINE_S)
         print(
             json.dumps({"link_gbps": gbps, "bytes_per_token": layout.bytes_per_token, "lengths": figures}), flush=True
         )
-    end = comm.Ibarrier()
-    while not end.Test():  # Barrier would take a core from the other rank
-        time.sleep(0.01)
+    elif not receiving.done.wait(DEADLINE_S):  # without MPI, whose waiting takes a core from the other rank
+        raise TimeoutError(f"rank 0 is not done after {DEADLINE_S} s")
     messenger.close()
 
 
@@ -139,7 +160,6 @@ def measure(experiment: Experiment, links: ToRankOne, tokens: list[int], repeats
     """By length the median seconds of each way, measured in turns."""
     figures = {}
     for length in tokens:
-        experiment.computed(length)
         ways = {
             "computed": lambda length=length: experiment.computed(length),
             "serialized": lambda length=length: experiment.stored(length, links, layer_wise=False),

@@ -23,7 +23,19 @@ from dataclasses import replace
 from typing import Any
 
 from figure import Headline, Sensitivity, define_flags, parse, publish, run_script, seeds_of, share, untargeted
-from poisson_rates import SYSTEMS, Found, Workload, crossing, draw_ratios, label, measure, papers_rate, rows_of
+from poisson_rates import (
+    MILLISECONDS,
+    PROFILES,
+    SYSTEMS,
+    Found,
+    Workload,
+    crossing,
+    draw_all,
+    label,
+    measure,
+    papers_rate,
+    rows_of,
+)
 
 from mooncake_jax.metrics import mean
 
@@ -33,8 +45,6 @@ CLAIM = (
 ARXIV = Workload("arxiv-summarization", "arxiv_fig11_arxivsum", (0.5, 0.8, 1, 1.5, 2, 2.5, 3, 4), 4000, 1, 1, "plain")
 L_EVAL = Workload("l-eval", "arxiv_fig11_leval", (0.1, 0.2, 0.5, 0.8, 1, 1.25, 1.5, 1.75, 2), 1000, 6, 6, "plain")
 WORKLOADS = (ARXIV, L_EVAL)
-PROFILES = ("arxiv", "micro")
-MILLISECONDS = {"micro": 0.14, "arxiv": 0.6, "fast25": 3.5}  # of a request more in a step
 THREE, TWO, VLLM = SYSTEMS
 TOLERANCES = {(ARXIV, THREE): 0.15, (ARXIV, TWO): 0.15, (ARXIV, VLLM): 0.15, (L_EVAL, TWO): 0.2, (L_EVAL, VLLM): 0.2}
 DECIDES = {
@@ -141,10 +151,7 @@ def crossed(workload: Workload, system: str, seeds: tuple[int, ...], cost: str =
 
 
 def draw(panels, ours: dict[Workload, Found]) -> None:
-    places = iter(panels)
-    for workload, found in ours.items():
-        for what in ("ttft", "tbt"):
-            draw_ratios(next(places), workload, PROFILES[0], what, found)
+    draw_all(panels, ours)
     panels[2].legend(loc="center left", bbox_to_anchor=(0, 0.5))  # between the curves and the line of the SLO
 
 

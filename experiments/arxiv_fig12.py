@@ -20,7 +20,19 @@ from statistics import median_low
 from typing import Any
 
 from figure import Headline, Sensitivity, between, define_flags, parse, publish, run_script, seeds_of
-from poisson_rates import SYSTEMS, Found, Workload, draw_ratios, label, largest_kept, measure, papers_rate, rows_of
+from poisson_rates import (
+    MILLISECONDS,
+    PROFILES,
+    SYSTEMS,
+    Found,
+    Workload,
+    draw_all,
+    label,
+    largest_kept,
+    measure,
+    papers_rate,
+    rows_of,
+)
 
 CLAIM = "Mooncake takes 50 to 525 % more requests of 16k to 128k tokens within both SLOs than vLLM, one at a time."
 RATES = {
@@ -34,8 +46,6 @@ WORKLOADS = [
     Workload(f"simulated-{k}k", f"arxiv_fig12_{k}k", rates, REQUESTS, QUESTIONS, AT_ONCE, "one_by_one")
     for k, rates in RATES.items()
 ]
-PROFILES = ("arxiv", "micro")
-MILLISECONDS = {"micro": 0.14, "arxiv": 0.6, "fast25": 3.5}  # of a request more in a step
 SWEEPS = (  # of fields of the workload
     ("documents asked about at a time", "at_once", (1, 4, 16)),
     ("questions a document", "questions", (2, 3, 5)),
@@ -120,10 +130,7 @@ def tried(workload: Workload, system: str, seeds: tuple[int, ...], cost: str = P
 
 
 def draw(panels, ours: dict[Workload, Found]) -> None:
-    places = iter(panels)
-    for workload, found in ours.items():
-        for what in ("ttft", "tbt"):
-            draw_ratios(next(places), workload, PROFILES[0], what, found)
+    draw_all(panels, ours)
     panels[1].legend(ncols=2)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from figure import Headline, untargeted
 
-from mooncake_jax.metrics import attained
+from mooncake_jax.metrics import attained, mean
 from mooncake_jax.request import SLO, Outcome
 
 PROFILE = "fast25"
@@ -33,8 +33,7 @@ def good_by_mean(outcomes: Iterable[Outcome]) -> int:
 
 def mean_ttft(outcomes: Sequence[Outcome]) -> float:
     """Of those that got a first token, in seconds."""
-    seconds = [outcome.ttft_s for outcome in outcomes if outcome.ttft_s is not None]
-    return sum(seconds) / len(seconds)
+    return mean([outcome.ttft_s for outcome in outcomes if outcome.ttft_s is not None])
 
 
 def reused_share(outcomes: Iterable[Outcome]) -> float:

@@ -8,6 +8,8 @@ from reference import points as papers
 from style import cdf, line
 from systems import MICRO, NAMED
 
+from mooncake_jax.metrics import mean
+
 _TITLES = {NAMED: "profiles fast25, vllm051, vllm051-chunked", MICRO: "profile micro"}
 
 
@@ -19,7 +21,7 @@ def draw(panels: Sequence[Any], found: Mapping[tuple[str, str], Sequence[Measure
         for place, system in enumerate(systems):
             of = found[calibration, system]
             shares = {limit: [one.within(limit) for one in of] for limit in GRID_MS}
-            line(axes, [(ms, sum(some) / len(some)) for ms, some in shares.items()], system, place, markers=False)
+            line(axes, [(ms, mean(some)) for ms, some in shares.items()], system, place, markers=False)
             if len(of) > 1:
                 _spread(axes, {limit: shares[limit] for limit in LIMITS_MS}, place)
             if system in theirs:
@@ -35,5 +37,4 @@ def draw(panels: Sequence[Any], found: Mapping[tuple[str, str], Sequence[Measure
 def _spread(axes: Any, shares: Mapping[int, Sequence[float]], place: int) -> None:
     """Of the seeds, at the limits."""
     for limit, some in shares.items():
-        mean = (limit, sum(some) / len(some))
-        line(axes, [mean], "_", place, spread=[(min(some), max(some))], markers=False)
+        line(axes, [(limit, mean(some))], "_", place, spread=[(min(some), max(some))], markers=False)

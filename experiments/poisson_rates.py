@@ -28,6 +28,8 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "Mooncake-[2P+2D]": {"prefill": 2, "decode": 2},
     "vLLM-[4M]": {"coupled": 4},
 }
+PROFILES = ("arxiv", "micro")  # the first is drawn
+MILLISECONDS = {"micro": 0.14, "arxiv": 0.6, "fast25": 3.5}  # of a request more in a step, by profile
 SLO_TIMES = {"ttft": 10, "tbt": 5}
 DRAWN = 1.2  # the report draws what is above there, so its crossings are read off lines to there, and so are ours
 QUICK_RATES, QUICK_REQUESTS = 2, 30
@@ -157,7 +159,15 @@ def largest_kept(ratios: Ratios) -> float:
     return kept
 
 
-def draw_ratios(axes: Any, workload: Workload, profile: str, what: str, found: Found) -> None:
+def draw_all(panels: Iterable[Any], ours: Mapping[Workload, Found]) -> None:
+    """A panel for each workload's TTFT and one for its TBT."""
+    places = iter(panels)
+    for workload, found in ours.items():
+        for what in SLO_TIMES:
+            _draw_ratios(next(places), workload, what, found)
+
+
+def _draw_ratios(axes: Any, workload: Workload, what: str, found: Found) -> None:
     """Means of the seeds, with their least and greatest, and the paper's points."""
     theirs = paper_points(workload, what)
     for place, (system, by_seed) in enumerate(found.items()):
@@ -168,7 +178,7 @@ def draw_ratios(axes: Any, workload: Workload, profile: str, what: str, found: F
         line(axes, theirs[system], f"{system}, paper", place, paper=True)
     axes.axhline(1, color="black", linewidth=0.6)
     axes.set(ylim=(0, DRAWN + 0.05), xlabel="requests/s", ylabel=f"P90 {what.upper()} / SLO")
-    axes.set_title(f"{workload.name}, profile {profile}")
+    axes.set_title(f"{workload.name}, profile {PROFILES[0]}")
 
 
 def _drawn(by_seed: Sequence[Ratios], rate: float, what: str) -> Iterator[float]:

@@ -6,7 +6,8 @@
 An experiment is a script here that calls define_flags with its own name. Its results go to <out>/<name>, the page to
 <out>/index.html, the fidelity table to <out>/fidelity.json. A figure that is there already is not made again if it was
 made by the same arguments and the same code: its JSON has a digest of every file that its process had loaded. One that
-fails does not stop the others: it is named in the end, with what it said last, and the exit code is 1.
+fails does not stop the others: it is named in the end, with what it said last, and the exit code is 1. Those that
+measure this machine run one after another.
 """
 
 import json
@@ -108,13 +109,13 @@ class Running:
 
 def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
-    wanted = chosen()
+    wanted, most = chosen(), at_once()
     check_traces(wanted)
     out = make_folder(FLAGS.out)
     jobs = [make_job(experiment, out) for experiment in wanted]
     waiting = [job for job in jobs if not job.is_done()]
     print(f"{len(jobs)} figures, {len(jobs) - len(waiting)} of them made before", flush=True)
-    failed = run(waiting, FLAGS.jobs)
+    failed = run(waiting, most)
     rows = write_page(out, [job.name for job in failed])
     missed = sum(row["ok"] is False for row in rows)
     print(f"{len(rows)} headline numbers, {missed} of them beyond their tolerance: {out / 'index.html'}")
@@ -133,6 +134,15 @@ def chosen() -> list[Experiment]:
                 f"--only={name}: --target={FLAGS.target} has no such figure; use some of {', '.join(known)}"
             )
     return [known[name] for name in FLAGS.only or known]
+
+
+def at_once() -> int:
+    """As --jobs says; one where this machine is measured. Raises UsageError."""
+    if FLAGS.target == "simulated":
+        return FLAGS.jobs
+    if FLAGS["jobs"].present and FLAGS.jobs > 1:
+        raise UsageError(f"--jobs={FLAGS.jobs}: --target=real measures this machine, figure by figure; leave it out")
+    return 1
 
 
 def check_traces(wanted: Sequence[Experiment]) -> None:
@@ -163,14 +173,14 @@ def make_job(experiment: Experiment, out: Path) -> Job:
     return Job(experiment, name, sorted(arguments), out / name)
 
 
-def run(jobs: Sequence[Job], at_once: int) -> list[Job]:
+def run(jobs: Sequence[Job], most: int) -> list[Job]:
     """Those that failed. Whatever interrupts it ends the processes."""
     waiting, running, failed, ended_s = deque(jobs), [], [], 0.0
     total_s = sum(job.seconds for job in jobs)
     try:
         with WorkProgress("running", "run") as progress:
             while waiting or running:
-                while waiting and len(running) < at_once:
+                while waiting and len(running) < most:
                     running.append(waiting.popleft().start())
                 time.sleep(_LOOK_S)
                 for one in [one for one in running if one.process.poll() is not None]:

@@ -10,6 +10,8 @@ from absl import flags
 from clusters import Trace, reports
 from figure import seeds_of
 
+from mooncake_jax.metrics import mean
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -19,7 +21,7 @@ class Spread:
 
     @property
     def mean(self) -> float:
-        return sum(self.of_each) / len(self.of_each)
+        return mean(self.of_each)
 
     @property
     def ends(self) -> tuple[float, float]:

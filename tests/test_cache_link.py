@@ -37,8 +37,8 @@ def drain(link, now, lateness=lambda: 0.0):
 
 
 def test_the_sizes_follow_from_the_rate():
-    assert Link(GBPS).piece == 100_000
-    assert Link(10).piece == 1_250_000
+    assert Link(GBPS).piece == 800_000
+    assert Link(10).piece == 10_000_000
     assert Link(0.001).piece == 65_536
 
 
@@ -78,7 +78,7 @@ def test_a_late_sender_catches_up_on_the_depth_and_no_more():
     at_once = 0
     while link.pop(1.0) is not None:
         at_once += 1
-    assert at_once == 6  # 1 ms for the piece, and LATE_S
+    assert at_once == 13  # PIECE_S and LATE_S, a part a millisecond
     assert link.due() == pytest.approx(1.001)
 
 
@@ -134,7 +134,7 @@ def test_no_time_sees_more_than_the_rate_and_the_depth(puts, seed):
             link.put_parts(now, rank, nbytes, number)
     left += drain(link, now, lambda: rng.choice([0.0, 1e-4, 0.05]))
     assert sorted(part for _, part in left) == list(range(len(puts)))
-    depth = 100_000 + LATE_S * BYTES_PER_S
+    depth = Link(GBPS).piece + LATE_S * BYTES_PER_S
     for first, (begun, _) in enumerate(left):
         passed = 0
         for when, part in left[first:]:

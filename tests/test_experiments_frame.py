@@ -398,6 +398,13 @@ def test_run_all_refuses_what_no_figure_could_use_before_it_starts_any(tmp_path,
     assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()
 
 
+def test_run_all_measures_this_machine_one_figure_at_a_time(tmp_path):
+    done = run_all("--target=real", "--only=fast25_fig12", "--jobs=2", f"--out={tmp_path / 'out'}")
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert done.stderr.startswith("experiments/run_all.py: --jobs=2: --target=real measures this machine, figure by")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_run_all_refuses_a_figure_that_it_does_not_know(tmp_path):
     done = run_all("--only=fast25_fig99", f"--out={tmp_path}")
     assert done.returncode == 2

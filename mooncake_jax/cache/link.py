@@ -9,8 +9,10 @@ Pure arithmetic: the time is given from outside, in seconds that never run backw
 first: that is departures.py's.
 """
 
-PIECE_S = 1e-3  # a piece of a buffer takes the link so long,
-LEAST_PIECE_BYTES = 1 << 16  # but on slow links it is this large: every piece costs a send, a receive and their polling
+# A piece of a buffer takes the link so long, on slow ones longer: each costs a send, a receive and polling,
+# which takes cores from the computation that the transfer is to hide behind. Messages do not wait for pieces.
+PIECE_S = 8e-3
+LEAST_PIECE_BYTES = 1 << 16
 LATE_S = 5e-3  # so long may Python's threads wait for one another (sys.getswitchinterval)
 
 
@@ -20,7 +22,7 @@ class Link:
     def __init__(self, gbps: float):
         self._bytes_per_s = gbps * 1e9 / 8
         self.piece = max(LEAST_PIECE_BYTES, int(self._bytes_per_s * PIECE_S))
-        # A piece must fit, and once it does the sender may be late. 6 ms at 1 Gbps: 750 kB.
+        # A piece must fit, and once it does the sender may be late. 13 ms at 1 Gbps: 1.6 MB.
         self._depth_s = self.piece / self._bytes_per_s + LATE_S
         self._empty_at = 0.0  # the tokens in the bucket are what has flowed in since then
 

@@ -53,6 +53,7 @@ class Messenger:
         self._orders = Mailbox()  # calls for the messenger's thread
         self._close_by: float | None = None
         self._look_at_deadlines = 0.0
+        self._spoken = 0  # messages sent and received, when it last looked
         self._lost: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="messenger", daemon=True)
         self.failure: BaseException | None = None
@@ -133,13 +134,20 @@ class Messenger:
                 moved = self._take_orders() + self._sending.post()
                 moved += self._sending.poll() + self._receiving.poll() + self._reads.poll() + self._poll_lending()
                 self._give_up_overdue()
-                self._rest(pace.rest_s(moved > 0))
+                self._rest(pace.rest_s(moved > 0, self._more_comes_soon(moved)))
             self._receiving.close()
         except (
             BaseException
         ) as error:  # told to the rank's main loop, which ends the rank: nobody would wait for a dead thread
             self.failure = error
             self._receiver.on_lost(self._comm.Get_rank())
+
+    def _more_comes_soon(self, moved: int) -> bool:
+        """After a message, an answer. After a piece the next one, but not over a slow link, where looking for it all
+        along would take most of a core.
+        """
+        spoken, self._spoken = self._spoken, self._sending.messages_sent + self._receiving.messages_received
+        return spoken < self._spoken or (moved > 0 and self._link is None)
 
     def _closed(self) -> bool:
         if self._close_by is None:

@@ -10,8 +10,8 @@ import sys
 import time
 
 SHORTEST_S = 15e-6
-SOON_S = 1e-3  # after the last thing that moved; an answer comes within it, or not at once
-LONGEST_S, GROWTH = 2e-3, 1.3
+SOON_S = 1e-3  # an answer comes within it, or not at once
+LONGEST_S, GROWTH = 2e-3, 2.0
 
 
 class Pace:
@@ -19,15 +19,17 @@ class Pace:
 
     def __init__(self):
         _sleep_precisely()
-        self._moved_at, self._next_s = 0.0, SHORTEST_S
+        self._soon_until, self._next_s = 0.0, SHORTEST_S
 
-    def rest_s(self, moved: bool) -> float:
-        """Seconds to rest after a look that moved something or not."""
+    def rest_s(self, moved: bool, soon: bool) -> float:
+        """Seconds to rest after a look that moved something or not. soon: what moved lets expect more at once."""
         now = time.monotonic()
+        if soon:
+            self._soon_until = now + SOON_S
         if moved:
-            self._moved_at, self._next_s = now, SHORTEST_S
+            self._next_s = SHORTEST_S
             return 0.0
-        if now < self._moved_at + SOON_S:
+        if now < self._soon_until:
             return SHORTEST_S
         rest, self._next_s = self._next_s, min(self._next_s * GROWTH, LONGEST_S)
         return rest

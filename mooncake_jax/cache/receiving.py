@@ -58,6 +58,7 @@ class Receiving:
         self._peers = {rank: Peer(messages, rank) for rank in others}
         self._incoming: defaultdict[int, dict[int, _Incoming]] = defaultdict(dict)  # by source and tag
         self._abandoned: list = []  # from lost ranks: MPI may still touch their memory
+        self.messages_received = 0
 
     @property
     def idle(self) -> bool:
@@ -83,6 +84,7 @@ class Receiving:
         moved = 0
         while (received := self._peers[rank].poll()) is not None:
             moved += 1
+            self.messages_received += 1
             match received:
                 case (header, BuffersFollow() as announced):
                     self._begin(rank, header, announced)

@@ -66,10 +66,11 @@ class Sending:
         self._posted: defaultdict[tuple[int, bool], deque[tuple[MPI.Request, _Part]]] = defaultdict(deque)
         self._abandoned: list = []  # with lost ranks: MPI may still touch their memory
         self.bytes_sent = 0  # of messages and buffers, as handed to MPI until now
+        self.messages_sent = 0  # or parts of long ones
 
     def limit(self, link: Link) -> None:
         self._departures.limit(link)
-        self._piece = link.piece
+        self._piece = min(PIECE_BYTES, link.piece)
 
     @property
     def idle(self) -> bool:
@@ -134,6 +135,7 @@ class Sending:
             else:
                 self._posted[part.rank, part.comm is self._pieces].append((request, part))
                 self.bytes_sent += len(part.data[0])
+                self.messages_sent += part.comm is self._messages
         return posted
 
     def poll(self) -> int:
