@@ -37,7 +37,7 @@ SYSTEMS = {"Mooncake-[10P+10D]": {"prefill": 10, "decode": 10}, "vLLM-[20M]": {"
 MOONCAKE, VLLM = SYSTEMS
 COSTS = {"fast25": ("fast25", "vllm051"), "arxiv": ("arxiv",) * 2, "micro": ("micro",) * 2}  # of each system
 BOTH = tuple(enumerate(SYSTEMS))
-MILLISECONDS = {"micro": 0.14, "arxiv": 0.6, "fast25": 3.5, "vllm051": 4.75, "vllm": 5}  # of a request more in a step
+MILLISECONDS = {"micro": 0.14, "arxiv": 0.6, "fast25": 3.6, "vllm051": 4.75, "vllm": 5}  # of a request more in a step
 ROUTERS = ("load-balancing", "round-robin", "random")
 GRID = [place / 200 for place in range(201)]  # of the curves that the CSV keeps, as shares
 

@@ -15,7 +15,7 @@ HASHED = f"{PREFIX}, host"  # a system of ours: with what hashing its blocks tak
 BELOW, ABOVE = "below", "not below"
 NOTES = {
     NAMED: {
-        MOONCAKE: "3.5 ms a request in a step are chosen on figure 1 at 100 ms",
+        MOONCAKE: "3.6 ms a request in a step are chosen on figure 1 at 100 ms",
         VLLM: "4.75 ms a request, chosen on figure 1, who chooses the node, and prefill's speed decide (sensitivities)",
         PREFIX: "what its host takes is left out, as if prefix caching cost nothing: see the rows with it",
         CHUNKED: "tokens of a chunk decide: 1,792 are chosen on figure 1; 512 would bring nearly all within 200 ms",

@@ -37,7 +37,7 @@ VARIATIONS = (
     Variation(
         "ms a request in Mooncake's step",
         MOONCAKE,
-        {"3": _cost(MOONCAKE, 3.0), "3.5": {}, "4": _cost(MOONCAKE, 4.0)},
+        {"3": _cost(MOONCAKE, 3.0), "3.5": _cost(MOONCAKE, 3.5), "3.6": {}, "4": _cost(MOONCAKE, 4.0)},
     ),
     Variation("what Conductor believes of steps", MOONCAKE, {"micro": {}, "fast25": {"believed": "fast25"}}),
     Variation(

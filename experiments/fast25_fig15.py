@@ -33,7 +33,7 @@ NOTES = {
     "ttft": "what adds to micro's is that prompts which wait are prefilled together, up to 16,384 tokens, and that "
     "TTFT ends with the first decoding step; both were chosen with this figure in sight, neither has a constant of its "
     "own",
-    "tbt": "what one more request adds to a decoding step decides: 0.14 ms in micro, 3.5 ms in fast25",
+    "tbt": "what one more request adds to a decoding step decides: 0.14 ms in micro, 3.6 ms in fast25",
     "effective": "what a request adds to a decoding step decides the right end, batching in prefill the left one",
 }
 UNITS = {"ttft": "mean_ttft_s", "tbt": "mean_tbt_ms", "effective": "effective_percent"}  # columns of the CSV

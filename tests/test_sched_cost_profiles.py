@@ -107,7 +107,7 @@ def test_transfers_share_a_link():
 VLLM_MS = [("vllm", 5.0), ("vllm-chunked", 5.0), ("vllm051", 4.75), ("vllm051-chunked", 4.75)]
 
 
-@pytest.mark.parametrize(("name", "request_ms"), [("micro", 0.14), ("arxiv", 0.6), ("fast25", 3.5), *VLLM_MS])
+@pytest.mark.parametrize(("name", "request_ms"), [("micro", 0.14), ("arxiv", 0.6), ("fast25", 3.6), *VLLM_MS])
 def test_profiles_differ_in_what_one_more_request_costs_and_not_in_one_alone(name, request_ms):
     cost = profile(name)
     assert cost.step(1, 8 * K) == pytest.approx(0.0265)
