@@ -6,7 +6,7 @@ Claim: judged by the decoding load of the moment, admissions make both loads swi
 behind them by a prefill; judged by the load predicted for the end of the prefill, they do not. Expected: a correlation
 of both loads below -0.4 with early rejection and above -0.25 with prediction, and half of the prefill load's deviation.
 A calm load is no service by itself: with the t_d that is learned here, prediction leaves fewer good requests than early
-rejection (2,859 of 4,944), and with a t_d of 40 or 60 s more (7,877 and 8,629; at 60 s loads swing again).
+rejection (2,601 of 4,253), and with a t_d of 40 or 60 s more (7,676 and 8,246; at 60 s loads swing again).
 
 The cluster is one in which loads swing (overload.py). Figure 10, which the report has drawn by hand, is arxiv_fig10.py.
 """

@@ -1,6 +1,6 @@
 """Report figure 11: P90 TTFT and TBT over their SLOs by request rate, ArXiv Summarization and L-Eval.
 
-    python experiments/arxiv_fig11.py [--seeds=0,1,2,3]        # 6 minutes
+    python experiments/arxiv_fig11.py [--seeds=0,1,2,3]        # 4 minutes and a half
 
 Claim: within both SLOs, Mooncake-[3P+1D] takes 20 % more requests than vLLM-[4M] on ArXiv Summarization and 40 % more
 on L-Eval, where reuse is above 80 %; Mooncake-[2P+2D] less than vLLM on the former, more on the latter. Compared are

@@ -1,6 +1,6 @@
 """Report figure 12: P90 TTFT and TBT over their SLOs by request rate, simulated prompts of 16k to 128k tokens.
 
-    python experiments/arxiv_fig12.py [--seeds=0,1,2,3]        # 2 minutes
+    python experiments/arxiv_fig12.py [--seeds=0,1,2,3]        # 1 minute
 
 Claim: with prompts of one length, half of them reused, and 512 tokens of output, Mooncake takes 50 % to 525 % more
 requests than vLLM within both SLOs; vLLM serves one request at a time here. Compared are the largest rates tried that

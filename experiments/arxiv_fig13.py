@@ -1,6 +1,6 @@
 """Report figure 13: TTFT and TBT of 10 prefill and 10 decoding instances against 20 coupled ones, on a real trace.
 
-    python experiments/arxiv_fig13.py --traces=traces [--trace=FILE] [--seeds=0,1,2,3]      # 2 minutes
+    python experiments/arxiv_fig13.py --traces=traces [--trace=FILE] [--seeds=0,1,2,3]      # 1 minute
 
 Claim: both keep TTFT below 30 s, but Mooncake's requests keep a TBT of 0.1 s where only 57 % of vLLM's do, because
 prefills interrupt nobody's decoding. The report's own trace is not at hand: surrogates of 4 seeds stand for it, and

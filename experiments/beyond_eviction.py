@@ -1,6 +1,6 @@
 """Beyond the paper: how far eviction policies are from the best that any could do, by capacity.
 
-    python experiments/beyond_eviction.py --traces=DIR       # 1 minute and a half
+    python experiments/beyond_eviction.py --traces=DIR       # 40 s of CPU
 
 Table 1 of the report has three policies. Here are all that the pool has, and the offline optimum, on FAST25's traces:
 one global pool, requests in order of their timestamps, no time (cache/hit_rates.py). Expected: on conversation LRU is

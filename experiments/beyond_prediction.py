@@ -1,6 +1,6 @@
 """Beyond the paper: predicting each request's output against the admissions of table 3, in overload.
 
-    python experiments/beyond_prediction.py --traces=DIR     # 1 minute and a half
+    python experiments/beyond_prediction.py --traces=DIR     # 1 minute
 
 The report predicts how loaded decoding will be with one length for all outputs, and names request-level prediction as
 future work (7.4). Here an output of a prompt is taken to be as long as those of prompts of its length were lately

@@ -1,6 +1,6 @@
 """Beyond the paper: instances that change between prefill and decoding, against fixed splits, under a changing load.
 
-    python experiments/beyond_roles.py                       # 1 minute
+    python experiments/beyond_roles.py                       # half a minute
 
 The report names switching nodes between prefill and decoding as future work. Here 16 nodes meet phases of 5 minutes:
 long prompts with short outputs, then short prompts with long ones, and both again. No fixed split serves both well.

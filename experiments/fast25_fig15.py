@@ -3,9 +3,9 @@
     python experiments/fast25_fig15.py --traces=DIR            # 37 s of CPU
 
 Claim: with few prefill nodes TTFT breaks the SLO, with few decoding nodes TBT does; between them is a plateau.
-Expected: TTFT within 10 % of the paper's from 6P to 11P, TBT within 10 % from 5P to 10P, 99 % effective requests from
-7P to 10P. The right end needs decoding steps that grow by more than `fast25` has: by 4 ms a request, shown as fitted,
-TBT is met and effective requests fall, but to 97 % and not to the paper's 86; by 5 ms they would fall to 68 %.
+Expected: TTFT within 10 % of the paper's from 6P to 11P, TBT within 10 % from 5P to 10P and within 20 % at 11P, 99 %
+effective requests from 7P to 10P. That they fall at the right end needs decoding steps that grow by more than `fast25`
+has: by 4 ms a request, shown as fitted, they do, but to 97 % and not to the paper's 86; by 5 ms they would to 68 %.
 """
 
 from clusters import released
