@@ -24,7 +24,11 @@ SPEEDS = (1.5, 2.0)
 SHOWN_SPEED = 2.0
 RECHECKS = {"judged again": True, "judged once": False}
 
-NUMBERS = ("within SLOs", "within SLOs by mean TBT", "rejected")
+NUMBERS = {  # column, and name
+    "requests_within_slos": "within SLOs",
+    "requests_within_slos_by_mean_tbt": "within SLOs by mean TBT",
+    "requests_rejected": "rejected",
+}
 
 Found = dict[tuple[str, str, float], tuple[int, ...]]  # by recheck, admission, speed: requests, as NUMBERS says
 
@@ -49,7 +53,7 @@ def main(arguments: list[str]) -> int:
         finding(f"{what}, {admission}, {recheck}, {speed:g}x", number, trace.label)
         for (recheck, admission, speed), numbers in ours.items()
         if speed == SHOWN_SPEED
-        for what, number in zip(NUMBERS, numbers, strict=True)
+        for what, number in zip(NUMBERS.values(), numbers, strict=True)
     ]
     return publish(
         FLAGS,

@@ -46,14 +46,10 @@ class Trace:
 
 
 def released(values: flags.FlagValues, name: str) -> Trace:
-    """FAST25's `conversation`, `synthetic` or `toolagent`, from --traces; for a toolagent that is not there, its
-    surrogate. Raises UsageError for any other that is missing.
-    """
+    """FAST25's `conversation`, `synthetic` or `toolagent`, from --traces. Raises UsageError."""
     file = Path(values.traces) / RELEASED[name].file_name
     if file.is_file():
         return Trace(f"{name} (real)", _read(file, _limit(values)))
-    if name == "toolagent":
-        return Trace("surrogate of tool&agent", _surrogate("surrogate-toolagent", _limit(values)))
     raise UsageError(
         f"--traces={values.traces}: {file} is missing; `mooncake-jax trace get {name} --dir={values.traces}` brings it"
     )

@@ -87,6 +87,8 @@ def seeds_of(values: flags.FlagValues) -> tuple[int, ...]:
     """Those of --seeds; the first alone with --quick. Raises UsageError."""
     if not values.seeds or not all(seed.isdecimal() for seed in values.seeds):
         raise UsageError(f"--seeds={','.join(values.seeds)}: name integers from 0 on, with commas between")
+    if len(set(map(int, values.seeds))) < len(values.seeds):
+        raise UsageError(f"--seeds={','.join(values.seeds)}: each seed counts once; name different ones")
     return tuple(map(int, values.seeds[:1] if values.quick else values.seeds))
 
 
@@ -111,7 +113,8 @@ def publish(
     script, name, out = _script(values), _name(values), Path(_folder(values))
     arguments = arguments_of(values)
     command = shlex.join(["python", f"experiments/{script}.py", *arguments])
-    seeds = list(seeds_of(values)) if "seeds" in values else []
+    measured = _measured(values)
+    seeds = list(seeds_of(values)) if "seeds" in values and not measured else []
     _write_csv(out / f"{name}.csv", rows)
     found = [headline.row(name) | ({"ok": None} if values.quick else {}) for headline in headlines]
     about = {"name": name, "claim": claim, "command": command, "arguments": arguments}
@@ -122,7 +125,7 @@ def publish(
     metadata = {"Title": f"{name}: {claim}", "Description": f"{command}; seeds {seeds}"}
     told = save_pictures(out, name, draw, panels, size, metadata)
     # Last of all: where there is a JSON, the others are whole.
-    about |= results | {"sources": digests(script)}
+    about |= results | {"sources": digests(script, measured)}
     text = json.dumps(about, indent=1, allow_nan=False)
     partial = out / f".{name}.json"
     partial.write_text(text + "\n", encoding="utf-8")
@@ -143,7 +146,11 @@ def _script(values: flags.FlagValues) -> str:
 
 def _name(values: flags.FlagValues) -> str:
     """Of what it leaves behind: what was measured lies beside what was simulated."""
-    return f"{_script(values)}_real" if "real" in values and values.real else _script(values)
+    return f"{_script(values)}_real" if _measured(values) else _script(values)
+
+
+def _measured(values: flags.FlagValues) -> bool:
+    return "real" in values and values.real
 
 
 def _folder(values: flags.FlagValues) -> str:

@@ -1,7 +1,8 @@
 """One page of all figures that a folder holds, and the fidelity table as JSON.
 
-The page needs nothing beside itself: pictures are inlined. On top the fidelity table, a row for each headline number,
-then each figure with its claim, command, picture, numbers, sensitivities and what one learns.
+The page needs nothing beside itself: pictures are inlined. On top how many numbers each figure has met, then the
+fidelity table, a row for each headline number, then each figure with its claim, command, picture, numbers,
+sensitivities and what one learns.
 """
 
 import base64
@@ -69,10 +70,26 @@ def _page(
         yield f'<p class="miss">Failed, and not below: {escape(", ".join(failed))}.</p>\n'
     if any(figure["quick"] for figure in figures):
         yield '<p class="miss">Some were run with --quick: of them no verdict is claimed.</p>\n'
+    yield _overview(figures)
     yield '<h2 id="fidelity">Fidelity</h2>\n' + _fidelity(rows)
     for figure in figures:
         yield from _figure(out / figure["name"], figure)
     yield "</body></html>\n"
+
+
+def _overview(figures: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each figure, with a column for each verdict."""
+    verdicts = [[row["ok"] for row in figure["headlines"]] for figure in figures]
+    cells = [
+        [_link(figure["name"]), *(str(of.count(ok)) for ok in _VERDICTS), _prose(figure["claim"])]
+        for figure, of in zip(figures, verdicts, strict=True)
+    ]
+    columns = ("where", *(text for _, text in _VERDICTS.values()), "claim")
+    return _table(columns, cells, [False if False in of else None for of in verdicts])
+
+
+def _link(name: str) -> str:
+    return f'<a href="#{escape(name)}">{escape(title(name))}</a>'
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -91,11 +108,10 @@ def _fidelity(rows: Sequence[Mapping[str, Any]], where: bool = True) -> str:
 
 
 def _fidelity_row(row: Mapping[str, Any]) -> list[str]:
-    link = f'<a href="#{escape(row["where"])}">{escape(title(row["where"]))}</a>'
     figures = [_prose(row["name"]), *(escape(shown(row[field])) for field in ("paper", "ours", "ratio"))]
     verdict = f'<span class="{_VERDICTS[row["ok"]][0]}">{_VERDICTS[row["ok"]][1]}</span>'
     rest = [_prose(row[field]) for field in ("kind", "profile", "trace", "note")]
-    return [link, *figures, escape(row["tolerance"]), verdict, *rest]
+    return [_link(row["where"]), *figures, escape(row["tolerance"]), verdict, *rest]
 
 
 def _figure(folder: Path, figure: Mapping[str, Any]) -> Iterable[str]:

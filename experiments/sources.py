@@ -10,12 +10,15 @@ FOLDER = Path(__file__).resolve().parent
 PROJECT = FOLDER.parent
 
 
-def digests(name: str) -> dict[str, str]:
+def digests(name: str, measured: bool = False) -> dict[str, str]:
     """Of the files of experiments/ and of the package that this process has loaded, all scripts that begin with the
-    figure's name, and the paper's points that were read; by their path in the project.
+    figure's name, and the paper's points that were read; by their path in the project. measured: ranks may have loaded
+    any of the package, so all of it counts.
     """
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     files = {Path(file).resolve() for file in loaded if file}
+    if measured:
+        files |= set((PROJECT / "mooncake_jax").rglob("*.py"))
     files |= set(FOLDER.glob(f"{name}*.py")) | {file.resolve() for file in reference.opened()}
     ours = {place: file for file in files if (place := _place(file)) is not None}
     return {place: _digest(ours[place]) for place in sorted(ours)}

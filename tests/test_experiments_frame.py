@@ -106,6 +106,12 @@ def test_a_figure_depends_on_the_files_of_the_paper_that_were_read(frame):
     assert "experiments/paper/fast25_fig01_06_07_thresholds.csv" in frame.sources.digests("fast25_fig06")
 
 
+def test_what_was_measured_depends_on_all_of_the_package_and_on_no_seed(frame, tmp_path):
+    about = published(frame, tmp_path, "--real", name="fast25_fig12")
+    assert {"mooncake_jax/cache/messenger.py", "mooncake_jax/cluster/export.py"} <= set(about["sources"])
+    assert about["seeds"] == []
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "-"), (10_937.0, "10937"), (1234.56, "1235"), (0.000123456, "0.0001235"), (7, "7")]
 )
@@ -137,7 +143,8 @@ def published(frame, folder, *arguments, name="fast25_fig01", **changes):
     fields |= {"sensitivities": [frame.figure.Sensitivity("ms a request", [3, 4], "met <b>, %", [99.0, 78.4])]}
     fields |= {"lessons": ["TBT decides."], "draw": lambda axes: axes.plot([1, 2], [3, 4])}
     assert frame.figure.publish(values, **fields | changes) == 0
-    return json.loads((folder / name / f"{name}.json").read_text())
+    [file] = (folder / name).glob("*.json")
+    return json.loads(file.read_text())
 
 
 def test_a_figure_leaves_numbers_headlines_and_pictures_with_what_made_them(frame, tmp_path, capsys):
@@ -187,6 +194,12 @@ def test_seeds_that_are_none_are_refused(frame, seeds):
     values = frame.figure.define_flags("fast25_fig01", seeds=4)
     with pytest.raises(UsageError, match=f"--seeds={seeds}: name integers from 0 on"):
         frame.figure.parse(values, [f"--seeds={seeds}"])
+
+
+def test_a_seed_counts_once(frame):
+    values = frame.figure.define_flags("fast25_fig01", seeds=4)
+    with pytest.raises(UsageError, match="--seeds=1,01: each seed counts once; name different ones"):
+        frame.figure.parse(values, ["--seeds=1,01"])
 
 
 @pytest.mark.skipif(not PLOTS, reason="matplotlib is not installed")
@@ -242,10 +255,10 @@ def test_traces_are_read_or_their_surrogates_made_and_say_so(frame, tmp_path):
     frame.figure.parse(values, ["--quick", f"--traces={tmp_path}", f"--out={tmp_path}"])
     conversation = frame.clusters.released(values, "conversation")
     assert (conversation.label, len(conversation.rows)) == ("conversation (real)", frame.clusters.QUICK_REQUESTS)
-    assert frame.clusters.released(values, "toolagent").label == "surrogate of tool&agent"
     assert frame.clusters.reports(values).label == "surrogate of the report's"
-    with pytest.raises(UsageError, match="synthetic_trace.jsonl is missing; `mooncake-jax trace get synthetic --dir="):
-        frame.clusters.released(values, "synthetic")
+    for name in ("synthetic", "toolagent"):
+        with pytest.raises(UsageError, match=f"{name}_trace.jsonl is missing; `mooncake-jax trace get {name} --dir="):
+            frame.clusters.released(values, name)
 
 
 # --- the page
@@ -284,6 +297,7 @@ def test_the_page_has_every_row_and_picture_and_needs_nothing_else(frame, tmp_pa
     assert [row["where"] for row in rows] == ["fast25_fig01"] * 3 + ["fast25_fig12"] * 3
     text = (tmp_path / "index.html").read_text()
     page = Page(text)
+    assert ["FAST25 figure 1", "1", "1", "1", "<script>alert(1)</script>"] in page.rows
     table = [row for row in page.rows if len(row) == 11]
     assert [row[:3] for row in table[:2]] == [
         ["FAST25 figure 1", "met <b>, %", "96.6"],

@@ -1,10 +1,10 @@
 """SimulatedCluster: the actors' Cluster in virtual time, with a cost model as the hardware (sched/serve.py).
 
-Messages between actors take no time, but for Conductor's decision. Nothing is random. News of decoding steps comes in
-bulk and may be late, but nobody decides anything before having heard of every step that has ended until then: before a
-request arrives, and before an admission that asks again judges it, all decoding instances are caught up with; before a
-decoding instance handles anything, it is itself. Where prefills are inlined, whatever it handles may make it want its
-device for one after the step under way.
+Messages between actors take no time, but for Conductor's decision. News of decoding steps comes in bulk and may be
+late, but nobody decides anything before having heard of every step that has ended until then: before a request arrives,
+and before an admission that asks again judges it, all decoding instances are caught up with; before a decoding instance
+handles anything, it is itself. Where prefills are inlined, whatever it handles may make it want its device for one
+after the step under way.
 """
 
 import math
