@@ -5,7 +5,7 @@
 Table 1 of the report has three policies. Here are all that the pool has, and the offline optimum, on FAST25's traces:
 one global pool, requests in order of their timestamps, no time (cache/hit_rates.py). Expected: on conversation LRU is
 the best of those that do not know the future from 6,000 blocks on, and below that LengthAware (1,000) or LFU and SIEVE
-(3,000), by a point at most; on synthetic LRU is up to 12,000 (but FIFO at 1,000, by 0.1) and LFU and SIEVE at 25,000. The
+(3,000), by a point at most; on synthetic LRU is up to 12,000 (at 1,000 FIFO, by 0.1), LFU and SIEVE are at 25,000. The
 optimum leaves room above all of them where the pool is small.
 
 LFU and SIEVE hit alike on conversation: at no capacity here does either evict a block that was used since it came in.

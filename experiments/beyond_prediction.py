@@ -81,7 +81,7 @@ def lesson(ours: Found, recheck: str) -> str:
 
 def draw(panels, ours: Found, speeds: Sequence[float], requests: int) -> None:
     for axes, recheck in zip(panels, RECHECKS, strict=True):
-        groups = [f"{speed:g}x, {name}" for speed in speeds for name in ("by longest gaps", "by mean")]
+        groups = [f"{speed:g}x, {name}" for speed in speeds for name in ("longest gaps", "mean TBT")]
         heights = {
             admission: [
                 100 * ours[recheck, admission, speed][number] / requests for speed in speeds for number in (0, 1)
@@ -89,7 +89,7 @@ def draw(panels, ours: Found, speeds: Sequence[float], requests: int) -> None:
             for admission in ADMISSIONS
         }
         bars(axes, groups, heights)
-        axes.set(title=f"TBT {recheck}", ylabel="requests within SLOs, %", ylim=(0, 105))
+        axes.set(title=f"TBT {recheck}, profile {PROFILE}", ylabel="requests within SLOs, %", ylim=(0, 105))
         axes.legend(ncols=2)
 
 

@@ -126,7 +126,9 @@ def draw(panels, ours: Found, speeds: Sequence[float]) -> None:
     for place, way in enumerate((WITH, WITHOUT)):
         plot(kept, ours, way, "all within SLOs", speeds, way, place)
     for axes, label in zip(panels, ("rejected, %", "requests within SLOs, %"), strict=True):
-        axes.set(xlabel="speed of the trace", ylabel=label, ylim=(-3, 105))  # nobody rejected stands above the axis
+        axes.set(
+            title=f"profile {PROFILE}", xlabel="speed of the trace", ylabel=label, ylim=(-3, 105)
+        )  # nobody rejected stands above the axis
         axes.legend()
 
 

@@ -127,7 +127,7 @@ def draw(axes, ours: dict[tuple[str, str], Spread]) -> None:
     heights = {phase: [ours[name, phase].mean for name in names] for phase in phases}
     spreads = {phase: [ours[name, phase].ends for name in names] for phase in phases}
     bars(axes, names, heights, spread=spreads)
-    axes.set(ylabel="requests within SLOs, %", ylim=(0, 105))
+    axes.set(title=f"profile {PROFILE}", ylabel="requests within SLOs, %", ylim=(0, 105))
     axes.legend(ncols=3)
 
 

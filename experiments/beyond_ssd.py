@@ -102,7 +102,7 @@ def draw(panels, ours: Found, sizes: Sequence[int]) -> None:
                 points = [(ssd / 1e6, ours[name, dram, ssd][number]) for ssd in sizes]
                 line(axes, points, f"{name}, DRAM {millions(dram)}", 2 * place + shift)
     for axes, label in zip(panels, ("share of prompt tokens reused", "mean TTFT, s"), strict=True):
-        axes.set(xlabel="SSD of a node, million tokens", ylabel=label, ylim=(0, None))
+        axes.set(title=f"profile {PROFILE}", xlabel="SSD of a node, million tokens", ylabel=label, ylim=(0, None))
         axes.legend()
 
 

@@ -112,7 +112,13 @@ def where_it_is_off(ours: Found, bandwidths: Sequence[int]) -> list[str]:
 def draw(axes, ours: Found, bandwidths: Sequence[int]) -> None:
     for place, name in enumerate(thresholds()):
         line(axes, [(gbps, ours[name, gbps][0]) for gbps in bandwidths], f"threshold {name}", place)
-    axes.set(xlabel="bandwidth of a node, Gbps", ylabel="mean TTFT, s", xscale="log", yscale="log")
+    axes.set(
+        title=f"profile {PROFILE}",
+        xlabel="bandwidth of a node, Gbps",
+        ylabel="mean TTFT, s",
+        xscale="log",
+        yscale="log",
+    )
     axes.xaxis.set_ticks(bandwidths, [str(gbps) for gbps in bandwidths])
     axes.yaxis.set_ticks(SECONDS, [str(seconds) for seconds in SECONDS])
     for axis in (axes.xaxis, axes.yaxis):
