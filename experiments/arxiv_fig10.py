@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
     trace = released(FLAGS, "conversation")
     requests = trace.requests(SWINGING_SPEED)
-    ours = {profile: {name: served(requests, name, profile) for name in SERIES} for profile in PROFILES}
+    ours = {profile: both(requests, profile) for profile in PROFILES}
     paper = {name: drawn(name) for name in SERIES}
     return publish(
         FLAGS,
@@ -67,11 +67,16 @@ def main(arguments: list[str]) -> int:
 
 
 def served(requests: Sequence[Request], admission: str, profile: str, **fields: Any) -> list[Stage]:
+    """fields: of SimulationConfig, instead of figure 9's."""
     return stages(serve(requests, admission, profile, **SWINGING | fields).steady)
 
 
+def both(requests: Sequence[Request], profile: str, **fields: Any) -> dict[str, list[Stage]]:
+    return {name: served(requests, name, profile, **fields) for name in SERIES}
+
+
 def stages(samples: Sequence[Sample]) -> list[Stage]:
-    """At the turns of the decoding load, those successive ones, the first a low one, between which it swings farthest."""
+    """At the turns of the decoding load, from a low one on, those successive ones between which it swings farthest."""
     turns = [samples[0]]
     for before, sample, after in zip(samples, samples[1:], samples[2:], strict=False):
         if (sample.decoding - before.decoding) * (after.decoding - sample.decoding) < 0:
@@ -92,23 +97,19 @@ def swing_left(found: dict[str, list[Stage]]) -> float | None:
 
 
 def sensitivities(requests: Sequence[Request], ours: dict[str, list[Stage]]) -> Iterator[Sensitivity]:
-    """As those of figure 9, on one trace with profile PROFILES[0]."""
-    for assumption, field, values in (
-        ("prefill instances", "prefill", (4, 6)),
-        ("decoding instances judge again", "recheck", (False, True)),
+    """By what figure 9 has, with profile PROFILES[0]."""
+    swings = f"change of decoding load from stage to stage, {EARLY}"
+    for assumption, field, other in (
+        ("prefill instances", "prefill", 6),
+        ("decoding instances judge again", "recheck", True),
     ):
-        tried = [
-            ours,
-            *({name: served(requests, name, PROFILES[0], **{field: value}) for name in SERIES} for value in values[1:]),
-        ]
+        values, tried = (SWINGING[field], other), (ours, both(requests, PROFILES[0], **{field: other}))
+        yield Sensitivity(assumption, values, swings, [swing(found[EARLY]) for found in tried])
         yield Sensitivity(assumption, values, RATIO, [swing_left(found) for found in tried])
-        title = f"change of decoding load from stage to stage, {EARLY}"
-        yield Sensitivity(assumption, values, title, [swing(found[EARLY]) for found in tried])
     times = (20.0, 40.0, 60.0)
-    tried = [
-        ours | {PREDICTED: served(requests, PREDICTED, PROFILES[0], decoding_time_s=seconds)} for seconds in times
-    ] + [ours]
-    yield Sensitivity("t_d, s", (*times, "learned"), RATIO, [swing_left(found) for found in tried])
+    predicted = [served(requests, PREDICTED, PROFILES[0], decoding_time_s=seconds) for seconds in times]
+    ratios = [swing_left(ours | {PREDICTED: found}) for found in (*predicted, ours[PREDICTED])]
+    yield Sensitivity("t_d, s", (*times, "learned"), RATIO, ratios)
 
 
 def drawn(name: str) -> list[Stage]:

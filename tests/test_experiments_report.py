@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mooncake_jax.errors import UsageError
 from mooncake_jax.request import COMPLETED, REJECTED
 from mooncake_jax.workload.poisson import poisson_rows
 from mooncake_jax.workload.trace import write_trace
@@ -156,6 +157,51 @@ def test_random_is_of_all_seeds_and_surrogates_of_each_its_own(ours, small, tmp_
     assert found["random"]["least_mean"] < found["random"]["mean"] < found["random"]["greatest_mean"]
     both = figure.boxes([trace, other], "micro", 1.0, ("cache-aware",))["cache-aware"]
     assert both["least_mean"] < both["mean"] < both["greatest_mean"]
+
+
+def test_the_best_policy_is_named_by_capacity_and_equals_together(ours):
+    figure = importlib.import_module("arxiv_table1")
+    assert figure.best({"LRU": 0.304, "LFU": 0.296, "LengthAware": 0.294}) == "LRU = LFU"
+    hits = {"LRU": (0.3, 0.4, 0.5), "LFU": (0.1, 0.2, 0.52), "LengthAware": (0.1, 0.2, 0.3)}
+    blocks = (10_000, 50_000, 100_000)
+    found = {
+        (name, each): figure.Spread([rate])
+        for name, rates in hits.items()
+        for each, rate in zip((*blocks, float("inf")), (*rates, 0.6), strict=True)
+    }
+    theirs = {name: {each: rate.mean for (of, each), rate in found.items() if of == name} for name in hits}
+    rows = figure.headlines(found, theirs, {"trace": "a surrogate", "kind": "fitted"})
+    assert len(rows) == 15 and all(row.ok for row in rows)
+    kinds = {row.name: row.kind for row in rows}
+    assert kinds["LRU, 10,000 blocks"] == kinds["LFU, no limit"] == "fitted"
+    assert kinds["LFU, 10,000 blocks"] == kinds["best at 10,000 blocks"] == "predicted"
+    assert "LRU at 10,000, 50,000 blocks; LFU at 100,000 blocks" in figure.lessons(found)[1]
+
+
+def test_four_stages_begin_with_a_low_decoding_load(ours):
+    figure = importlib.import_module("arxiv_fig10")
+    loads = (0.5, 0.9, 0.1, 0.8, 0.2, 0.6, 0.5, 0.7)
+    samples = [ours.overload.Sample(15.0 * place, 1 - load, load) for place, load in enumerate(loads)]
+    assert [stage.decoding for stage in figure.stages(samples)] == [0.5, 0.9, 0.1, 0.8]  # not 0.9, 0.1, 0.8, 0.2
+    assert [stage.decoding for stage in figure.stages(samples[1:3])] == [0.9]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "problem"),
+    [
+        ("arxiv_fig08", "--speed=inf", "use 0.001 to 1000"),
+        ("arxiv_fig08", "--speed=nan", "use 0.001 to 1000"),
+        ("arxiv_fig09", "--speed=1e9", "use 0.001 to 1000"),
+        ("arxiv_fig09", "--decoding_time_s=nan", "it must be above 0 seconds"),
+        ("arxiv_fig09", "--decoding_time_s=-5", "it must be above 0 seconds"),
+        ("arxiv_fig13", "--speed=nan", "use 0.001 to 1000"),
+        ("arxiv_table3", "--speed=0", "use 0.001 to 1000"),
+    ],
+)
+def test_what_no_figure_can_use_is_told_before_traces_are_read(name, flag, problem, ours, tmp_path):
+    figure = importlib.import_module(name)
+    with pytest.raises(UsageError, match=f"^{flag.split('=')[0]}=.*: {problem}"):
+        figure.main([flag, f"--out={tmp_path}", f"--traces={tmp_path / 'none'}"])
 
 
 def test_a_trace_in_which_nothing_comes_twice_has_a_lesson_too(ours):
