@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from mooncake_jax.errors import UsageError
 from mooncake_jax.request import COMPLETED, REJECTED
 from mooncake_jax.workload.poisson import poisson_rows
 from mooncake_jax.workload.trace import write_trace
@@ -23,6 +22,13 @@ MODULES = ("documents", "overload", "poisson_rates")
 def ours(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     return SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+
+
+def as_script(name, *flags):
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *flags]
+    path = os.pathsep.join(filter(None, (str(FOLDER.parent), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +54,7 @@ def test_a_figure_runs_on_a_few_requests(name, trace, small, tmp_path):
     flags = [f"--traces={small}"] if trace else []
     if name in ("arxiv_fig08", "arxiv_fig13", "arxiv_table3"):
         flags.append(f"--trace={small / 'conversation_trace.jsonl'}")
-    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", f"--out={tmp_path}", *flags]
-    path = os.pathsep.join(filter(None, (str(FOLDER.parent), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    done = as_script(name, "--quick", f"--out={tmp_path}", *flags)
     assert done.returncode == 0, done.stderr
     about = json.loads((tmp_path / f"{name}.json").read_text())
     assert about["headlines"] and all(row["ok"] is None for row in about["headlines"])
@@ -190,7 +193,6 @@ def test_four_stages_begin_with_a_low_decoding_load(ours):
     ("name", "flag", "problem"),
     [
         ("arxiv_fig08", "--speed=inf", "use 0.001 to 1000"),
-        ("arxiv_fig08", "--speed=nan", "use 0.001 to 1000"),
         ("arxiv_fig09", "--speed=1e9", "use 0.001 to 1000"),
         ("arxiv_fig09", "--decoding_time_s=nan", "it must be above 0 seconds"),
         ("arxiv_fig09", "--decoding_time_s=-5", "it must be above 0 seconds"),
@@ -198,10 +200,11 @@ def test_four_stages_begin_with_a_low_decoding_load(ours):
         ("arxiv_table3", "--speed=0", "use 0.001 to 1000"),
     ],
 )
-def test_what_no_figure_can_use_is_told_before_traces_are_read(name, flag, problem, ours, tmp_path):
-    figure = importlib.import_module(name)
-    with pytest.raises(UsageError, match=f"^{flag.split('=')[0]}=.*: {problem}"):
-        figure.main([flag, f"--out={tmp_path}", f"--traces={tmp_path / 'none'}"])
+def test_what_no_figure_can_use_is_told_before_traces_are_read(name, flag, problem, tmp_path):
+    done = as_script(name, flag, f"--out={tmp_path}", f"--traces={tmp_path / 'none'}")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"experiments/{name}.py: {flag.split('=')[0]}=") and line.endswith(f": {problem}")
 
 
 def test_a_trace_in_which_nothing_comes_twice_has_a_lesson_too(ours):
