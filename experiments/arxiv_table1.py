@@ -64,7 +64,12 @@ def main(arguments: list[str]) -> int:
     requests = [[row.hash_ids for row in trace.rows] for trace in traces]
     theirs = {name: dict(found) for name, found in paper_points("arxiv_table1").items()}
     capacities = sorted(theirs["LRU"])
-    ours = {(name, capacity): rates(requests, name, capacity) for name in POLICIES for capacity in capacities}
+    unlimited = rates(requests, "LRU", math.inf)  # nothing is ever evicted: all policies are one
+    ours = {
+        (name, capacity): unlimited if math.isinf(capacity) else rates(requests, name, capacity)
+        for name in POLICIES
+        for capacity in capacities
+    }
     remembering = [policy_hit_rate(requests[0], capacity, RememberingLFU()).rate for capacity in capacities[:-1]]
     rows = [
         {"source": f"trace {place}", "policy": name, "capacity_blocks": capacity, "hit_rate": rate}
@@ -97,9 +102,8 @@ def main(arguments: list[str]) -> int:
 
 
 def rates(requests: list[list[tuple[int, ...]]], name: str, capacity: float) -> Spread:
-    """Of each trace. Without a limit nothing is ever evicted, and LRU is the fastest to keep."""
-    policy = LRU if math.isinf(capacity) else POLICIES[name]
-    return Spread([policy_hit_rate(of_trace, capacity, policy()).rate for of_trace in requests])
+    """Of each trace."""
+    return Spread([policy_hit_rate(of_trace, capacity, POLICIES[name]()).rate for of_trace in requests])
 
 
 def shown(values) -> str:
