@@ -155,8 +155,7 @@ def lessons(ours: Rates) -> list[str]:
     lru, lfu = (ours[name, 10_000].mean for name in ("LRU", "LFU"))
     return [
         f"50,000 blocks (8 TB of KVCache) hit {share:.0%} of what a pool without limits does.",
-        f"Which policy is best depends on the capacity: {told}.",
-        f"Which one matters in small pools most: at 10,000 blocks LRU hits {lru:.2f} and LFU {lfu:.2f}.",
+        f"Which policy is best depends on the capacity: {told}. At 10,000 LRU hits {lru:.2f} and LFU {lfu:.2f}.",
     ]
 
 
