@@ -7,9 +7,9 @@ prediction neither swings so far. The report has drawn this by hand, so its poin
 are measured, on the cluster of figure 9 (overload.py): a stage is where the decoding load turns, and the four stages
 are those successive ones between which it swings farthest, from a low one on, as the report draws them. Expected: with
 prediction half the swing or less, with profile `fast25`; with `arxiv` and `micro` decoding never nears its SLO, and
-prediction changes nothing. With 6 prefill instances early rejection itself swings half as far, and prediction brings
-nothing, nor does it where decoding instances judge again. The cluster was chosen on these two figures, so all rows are
-marked fitted.
+prediction changes nothing. With 6 prefill instances early rejection itself swings half as far, and prediction a third
+farther than that; where decoding instances judge again, prediction changes nothing. The cluster was chosen on these two
+figures, so all rows are marked fitted.
 """
 
 from collections.abc import Iterator, Sequence

@@ -12,11 +12,11 @@ reverse, by 2 %), nor with profiles `arxiv` and `micro`, with which decoding nev
 
 What decides: a policy that keeps the pool that binds busy serves what that pool can, and all three do, so they reject
 about alike: what the baseline prefills in vain costs it nothing while prefill has time to spare. With 6 prefill
-instances the order is another one. Judging by the mean of the decoding pool, by those alone whose prefill has ended, or
-by a t_d that is too short admits more than instances can decode in time; those that judge again take that back. Good
-requests hang on a hair where admissions go by the very SLO, since steps grow by a few per mille while outputs do: so
-one setting has them go by 0.095 s. Profile `fast25` was taken because with the report's own, `arxiv`, nothing is to be
-seen, so its rows are marked fitted.
+instances, or with prefill 10 or 20 % slower, the order is another one. Judging by the mean of the decoding pool, by
+those alone whose prefill has ended, or by a t_d that is too short admits more than instances can decode in time; those
+that judge again take that back. Good requests hang on a hair where admissions go by the very SLO, since steps grow by a
+few per mille while outputs do: so one setting has them go by 0.095 s. Profile `fast25` was taken because with the
+report's own, `arxiv`, nothing is to be seen, so its rows are marked fitted.
 """
 
 import textwrap
@@ -178,7 +178,7 @@ def told(case: Case) -> str:
     if apart < 0.05:
         return (
             f"{counts}; decoding binds, and all three keep it busy: they differ by {apart:.1%}, and which rejects "
-            "fewest changes with the trace, the SLO judged by and the prefill instances (see the sweep)"
+            "fewest changes with the trace, the SLO judged by, the prefill instances and their speed (see the sweeps)"
         )
     return f"{counts}; they differ by {apart:.1%} since nothing takes back what Conductor admits"
 
