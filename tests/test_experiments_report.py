@@ -18,6 +18,15 @@ FOLDER = Path(__file__).parent.parent / "experiments"
 MODULES = ("documents", "overload", "poisson_rates")
 
 
+CHOSEN_ON = {  # profiles with which something was chosen on the figure: the load, the cluster, or the profile itself
+    "arxiv_fig08": {"arxiv", "micro"},
+    "arxiv_fig09": {"fast25", "arxiv", "micro"},
+    "arxiv_fig10": {"fast25", "arxiv", "micro"},
+    "arxiv_fig13": {"fast25", "vllm051", "fast25/vllm051"},
+    "arxiv_table3": {"fast25"},
+}
+
+
 @pytest.fixture
 def ours(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -58,6 +67,8 @@ def test_a_figure_runs_on_a_few_requests(name, trace, small, tmp_path):
     assert done.returncode == 0, done.stderr
     about = json.loads((tmp_path / f"{name}.json").read_text())
     assert about["headlines"] and all(row["ok"] is None for row in about["headlines"])
+    if name in CHOSEN_ON:
+        assert {row["profile"] for row in about["headlines"] if row["kind"] == "fitted"} == CHOSEN_ON[name]
     assert (tmp_path / f"{name}.csv").read_text().count("\n") > 2
 
 
