@@ -120,11 +120,11 @@ def headlines(ours: Rates, theirs: dict[str, dict[float, float]], of: dict[str, 
         paper = theirs[name][capacity]
         found.append(Headline(f"{name}, {blocks}", paper, rate.mean, points(TOLERANCE), **common, **about))
     for capacity in limited(ours):
-        rates = {name: ours[name, capacity].mean for name in POLICIES}
         paper = {name: theirs[name][capacity] for name in POLICIES}
-        told = ", ".join(f"{name} {rate:.3f}" for name, rate in rates.items())
+        hits = {name: ours[name, capacity].mean for name in POLICIES}
+        told = ", ".join(f"{name} {rate:.3f}" for name, rate in hits.items())
         about = {"kind": "predicted", "note": f"ours: {told}; {noted(of)}".removesuffix("; ")}
-        found.append(Headline(f"best at {capacity:,.0f} blocks", best(paper), best(rates), same(), **common, **about))
+        found.append(Headline(f"best at {capacity:,.0f} blocks", best(paper), best(hits), same(), **common, **about))
     return found
 
 
