@@ -8,7 +8,8 @@ of both loads below -0.4 with early rejection and above -0.25 with prediction, a
 A calm load is no service by itself: with the t_d that is learned here, prediction leaves fewer good requests than early
 rejection (2,601 of 4,253), and with a t_d of 40 or 60 s more (7,676 and 8,246; at 60 s loads swing again).
 
-The cluster is one in which loads swing (overload.py). Figure 10, which the report has drawn by hand, is arxiv_fig10.py.
+The cluster is one in which loads swing (overload.py). It was chosen on this figure, so all rows are marked fitted; with
+profiles `arxiv` and `micro` nothing swings in it. Figure 10, which the report has drawn by hand, is arxiv_fig10.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,8 @@ from overload import EARLY, EVERY_S, PREDICTED, SWINGING, SWINGING_SPEED, Overlo
 from reference import rows as paper_rows
 from style import line
 
+from mooncake_jax.commands.scheduling_flags import check_above_zero, check_speed
+
 CLAIM = "Early rejection makes the loads of prefill and decoding swing in anti-phase; with prediction they do not."
 PROFILES = ("fast25", "arxiv", "micro")
 WINDOW_S = 1200.0  # what is drawn
@@ -39,9 +42,7 @@ LAG = 2  # samples: 30 s
 QUICK_SAMPLES = 4
 
 FLAGS = define_flags("arxiv_fig09", traces=True)
-flags.DEFINE_float(
-    "speed", SWINGING_SPEED, "replay the trace so many times as fast", lower_bound=0.001, flag_values=FLAGS
-)
+flags.DEFINE_float("speed", SWINGING_SPEED, "replay the trace so many times as fast", flag_values=FLAGS)
 flags.DEFINE_integer("prefill", SWINGING["prefill"], "prefill instances", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_integer("decode", SWINGING["decode"], "decoding instances", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_float("decoding_time_s", None, "t_d of the prediction (default: learned)", flag_values=FLAGS)
@@ -49,6 +50,8 @@ flags.DEFINE_float("decoding_time_s", None, "t_d of the prediction (default: lea
 
 def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
+    check_speed(FLAGS.speed, "--speed=")
+    check_above_zero(FLAGS, "decoding_time_s", unit=" seconds")
     trace = released(FLAGS, "conversation")
     ours = {profile: {name: overloaded(trace, name, profile) for name in (EARLY, PREDICTED)} for profile in PROFILES}
     return publish(
@@ -83,6 +86,11 @@ def deviation(samples: Sequence[Sample]) -> float:
     return pstdev([sample.prefill for sample in samples])
 
 
+def deviation_left(predicted: Sequence[Sample], early: Sequence[Sample]) -> float | None:
+    """What prediction leaves of the prefill load's deviation; None where there was none."""
+    return deviation(predicted) / deviation(early) if deviation(early) else None
+
+
 def paper_samples() -> list[Sample]:
     loads = {name: [] for name in ("prefill", "decoding")}
     for row in paper_rows("arxiv_fig09"):
@@ -92,24 +100,24 @@ def paper_samples() -> list[Sample]:
 
 def headlines(ours: dict[str, Overloaded], profile: str, trace: str) -> Iterator[Headline]:
     paper, early, predicted = paper_samples(), ours[EARLY].steady, ours[PREDICTED].steady
-    common = {"profile": profile, "trace": trace, "kind": "fitted" if profile == PROFILES[0] else "predicted"}
-    common["note"] = (
-        "the sizes of the pools and the load were chosen such that loads swing"
-        if profile == PROFILES[0]
-        else f"with batches as cheap as {profile} has them decoding never nears its SLO: nothing swings"
-    )
+    common = {"profile": profile, "trace": trace, "kind": "fitted"}
+    common["note"] = "the sizes of the pools and the load were chosen on this figure"
+    if profile == PROFILES[0]:
+        common["note"] += ", such that loads swing"
+    else:
+        common["note"] += f"; with batches as cheap as {profile} has them decoding never nears its SLO: nothing swings"
     target = at_most(-0.4)
     yield Headline(f"correlation of loads, {EARLY}", correlated(paper), correlated(early), target, **common)
     yield Headline(f"correlation of loads, {PREDICTED}", None, correlated(predicted), at_least(-0.25), **common)
-    ratio = deviation(predicted) / deviation(early) if deviation(early) else None
-    yield Headline("deviation of prefill load, with prediction over without", None, ratio, at_most(0.5), **common)
+    name, ratio = "deviation of prefill load, with prediction over without", deviation_left(predicted, early)
+    yield Headline(name, None, ratio, at_most(0.5), **common)
     name = f"correlation with decoding 30 s later, {EARLY}"
     yield Headline(name, correlated(paper, LAG), correlated(early, LAG), untargeted(), **common)
     for pool in ("prefill", "decoding"):
         theirs, found = ([getattr(sample, pool) for sample in samples] for samples in (paper, early))
         yield Headline(f"mean {pool} load, {EARLY}", fmean(theirs), fmean(found), untargeted(), **common)
         yield Headline(f"deviation of {pool} load, {EARLY}", pstdev(theirs), pstdev(found), untargeted(), **common)
-    if common["kind"] == "fitted":
+    if profile == PROFILES[0]:
         common["note"] += f"; {lesson(*ours.values())}"
     for name, served in ours.items():
         yield Headline(f"requests within both SLOs, {name}", None, served.good(), untargeted(), **common)
@@ -136,7 +144,7 @@ def sensitivities(trace: Trace, ours: dict[str, Overloaded]) -> Iterator[Sensiti
     values = [*times, "learned"]
     results = [correlated(served.steady) for served in tried]
     yield Sensitivity("t_d, s", values, f"correlation of loads, {PREDICTED}", results)
-    results = [deviation(served.steady) / deviation(ours[EARLY].steady) for served in tried]
+    results = [deviation_left(served.steady, ours[EARLY].steady) for served in tried]
     yield Sensitivity("t_d, s", values, "deviation of prefill load, with prediction over without", results)
     results = [served.good() for served in tried]
     yield Sensitivity("t_d, s", values, f"requests within both SLOs, {PREDICTED}", results)

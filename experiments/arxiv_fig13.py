@@ -5,7 +5,9 @@
 Claim: both keep TTFT below 30 s, but Mooncake's requests keep a TBT of 0.1 s where only 57 % of vLLM's do, because
 prefills interrupt nobody's decoding. The report's own trace is not at hand: surrogates of 4 seeds stand for it, and
 beside them FAST25's conversation trace. TBT is the mean of a request's longest 10 % of gaps. Expected: Mooncake above
-98 %, vLLM 50 to 65 %; not met by vLLM with profiles `arxiv` and `micro` (71 and 72 %).
+98 %, vLLM 50 to 65 %; not met by vLLM with profiles `arxiv` and `micro` (71 and 72 %). `fast25`, and `vllm051` with
+it, were taken because they come nearer here, so their rows are marked fitted; with prefill 10 % slower vLLM has 45 % on
+the conversation trace, and Mooncake what it had.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,8 +30,12 @@ from figure import (
 from reference import points as papers
 from style import cdf as curve
 from surrogates import Spread, described, report_traces
+from systems import with_prefill_factor
 
+from mooncake_jax.commands.scheduling_flags import check_speed
 from mooncake_jax.request import Outcome
+from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.profiles import profile as cost_model
 
 CLAIM = "Both keep TTFT below 30 s; nearly all of Mooncake's requests keep a TBT of 0.1 s, and 57 % of vLLM's."
 LIMITS = {"ttft": 30.0, "tbt": 0.1}
@@ -37,18 +43,23 @@ SYSTEMS = {"Mooncake-[10P+10D]": {"prefill": 10, "decode": 10}, "vLLM-[20M]": {"
 MOONCAKE, VLLM = SYSTEMS
 COSTS = {"fast25": ("fast25", "vllm051"), "arxiv": ("arxiv",) * 2, "micro": ("micro",) * 2}  # of each system
 BOTH = tuple(enumerate(SYSTEMS))
-MILLISECONDS = {"micro": 0.14, "arxiv": 0.6, "fast25": 3.6, "vllm051": 4.75, "vllm": 5}  # of a request more in a step
+MILLISECONDS = {  # of a request more in a step
+    name: round(1000 * cost_model(name).step_coefficients[1], 3)
+    for name in ("micro", "arxiv", "fast25", "vllm051", "vllm")
+}
+PREFILL_FACTORS = (1.0, 1.1, 1.2)
 ROUTERS = ("load-balancing", "round-robin", "random")
 GRID = [place / 200 for place in range(201)]  # of the curves that the CSV keeps, as shares
 
 FLAGS = define_flags("arxiv_fig13", traces=True, trace=True, seeds=4)
-flags.DEFINE_float("speed", 1.0, "how many times faster the trace is replayed", lower_bound=0.001, flag_values=FLAGS)
+flags.DEFINE_float("speed", 1.0, "how many times faster the trace is replayed", flag_values=FLAGS)
 
 Values = dict[str, list[float]]  # TTFT and TBT of the completed, seconds
 
 
 def main(arguments: list[str]) -> int:
     parse(FLAGS, arguments)
+    check_speed(FLAGS.speed, "--speed=")
     conversation, surrogates = released(FLAGS, "conversation"), report_traces(FLAGS)
     reported = described(FLAGS, surrogates)["trace"]
     ours = {profile: serve([conversation], profile) for profile in COSTS}
@@ -77,7 +88,7 @@ def serve(traces: Sequence[Trace], profile: str) -> dict[str, list[Values]]:
     return {system: [values(outcomes(trace, system, costs[system])) for trace in traces] for system in SYSTEMS}
 
 
-def outcomes(trace: Trace, system: str, cost: str, **fields: Any) -> list[Outcome]:
+def outcomes(trace: Trace, system: str, cost: str | CostModel, **fields: Any) -> list[Outcome]:
     return completed(run(trace.requests(FLAGS.speed), cost, admission="none", **SYSTEMS[system], **fields).outcomes)
 
 
@@ -106,7 +117,8 @@ def papers_kept(what: str, system: str) -> float:
 
 def headlines(ours: dict[str, list[Values]], profile: str, trace: str) -> Iterator[Headline]:
     goals = {(MOONCAKE, "tbt"): at_least(98), (VLLM, "tbt"): between(50, 65)}
-    common = {"trace": trace, "kind": "predicted"}
+    # That fast25 and vllm051 stand for the report's own profile here was chosen on this figure: they come nearer.
+    common = {"trace": trace, "kind": "fitted" if profile == "fast25" else "predicted"}
     for system in SYSTEMS:
         cost = COSTS[profile][list(SYSTEMS).index(system)]
         for what, limit in LIMITS.items():
@@ -114,15 +126,20 @@ def headlines(ours: dict[str, list[Values]], profile: str, trace: str) -> Iterat
             name = f"{what.upper()} within {limit:g} s, {system}, %"
             found = Spread([kept(one, what) for one in ours[system]])
             theirs = papers_kept(what, system)
-            yield Headline(name, theirs, found.mean, goal, cost, **common, note=told(found))
+            yield Headline(name, theirs, found.mean, goal, cost, **common, note=told(found, profile))
     more = Spread([kept(one, "tbt") / kept(other, "tbt") for one, other in zip(*ours.values(), strict=True)])
     theirs = papers_kept("tbt", MOONCAKE) / papers_kept("tbt", VLLM)
     costs = "/".join(dict.fromkeys(COSTS[profile]))
     yield Headline("requests within TBT, Mooncake over vLLM", theirs, more.mean, untargeted(), costs, **common)
 
 
-def told(found: Spread) -> str:
-    decides = "what decides is the cost of a request more in a step, the trace and vLLM's router (see the sweeps)"
+def told(found: Spread, profile: str) -> str:
+    decides = (
+        "what decides is the cost of a request more in a step, the speed of prefill, the trace and vLLM's router (see "
+        "the sweeps)"
+    )
+    if profile == "fast25":
+        decides += "; fast25 and vllm051 were taken since this figure comes nearer with them than with arxiv"
     if len(found.of_each) == 1:
         return decides
     return f"seeds from {found.ends[0]:.2f} to {found.ends[1]:.2f}; {decides}"
@@ -143,6 +160,11 @@ def sensitivities(trace: Trace, ours: dict[str, dict[str, list[Values]]]) -> Ite
         yield Sensitivity(
             "ms that a request more adds to a step", [MILLISECONDS[cost] for cost in costs], names[system], results
         )
+    for system, cost in zip(SYSTEMS, COSTS["fast25"], strict=True):
+        slower = [with_prefill_factor(cost_model(cost), factor) for factor in PREFILL_FACTORS[1:]]
+        tried = [known[cost, system], *(values(outcomes(trace, system, one)) for one in slower)]
+        assumption = f"prefill times this, {trace.label}, one seed (MFU is divided by it)"
+        yield Sensitivity(assumption, PREFILL_FACTORS, names[system], [kept(one, "tbt") for one in tried])
     ways = ("tbt_mean_s", "tbt_p90_s", "tbt_top10_s")
     yield Sensitivity("what TBT is", ways, names[VLLM], [kept(values(served, way), "tbt") for way in ways])
 

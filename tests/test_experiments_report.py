@@ -18,10 +18,26 @@ FOLDER = Path(__file__).parent.parent / "experiments"
 MODULES = ("documents", "overload", "poisson_rates")
 
 
+CHOSEN_ON = {  # profiles with which something was chosen on the figure: the load, the cluster, or the profile itself
+    "arxiv_fig08": {"arxiv", "micro"},
+    "arxiv_fig09": {"fast25", "arxiv", "micro"},
+    "arxiv_fig10": {"fast25", "arxiv", "micro"},
+    "arxiv_fig13": {"fast25", "vllm051", "fast25/vllm051"},
+    "arxiv_table3": {"fast25"},
+}
+
+
 @pytest.fixture
 def ours(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     return SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+
+
+def as_script(name, *flags):
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *flags]
+    path = os.pathsep.join(filter(None, (str(FOLDER.parent), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +63,12 @@ def test_a_figure_runs_on_a_few_requests(name, trace, small, tmp_path):
     flags = [f"--traces={small}"] if trace else []
     if name in ("arxiv_fig08", "arxiv_fig13", "arxiv_table3"):
         flags.append(f"--trace={small / 'conversation_trace.jsonl'}")
-    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", f"--out={tmp_path}", *flags]
-    path = os.pathsep.join(filter(None, (str(FOLDER.parent), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    done = as_script(name, "--quick", f"--out={tmp_path}", *flags)
     assert done.returncode == 0, done.stderr
     about = json.loads((tmp_path / f"{name}.json").read_text())
     assert about["headlines"] and all(row["ok"] is None for row in about["headlines"])
+    if name in CHOSEN_ON:
+        assert {row["profile"] for row in about["headlines"] if row["kind"] == "fitted"} == CHOSEN_ON[name]
     assert (tmp_path / f"{name}.csv").read_text().count("\n") > 2
 
 
@@ -156,6 +171,51 @@ def test_random_is_of_all_seeds_and_surrogates_of_each_its_own(ours, small, tmp_
     assert found["random"]["least_mean"] < found["random"]["mean"] < found["random"]["greatest_mean"]
     both = figure.boxes([trace, other], "micro", 1.0, ("cache-aware",))["cache-aware"]
     assert both["least_mean"] < both["mean"] < both["greatest_mean"]
+
+
+def test_the_best_policy_is_named_by_capacity_and_equals_together(ours):
+    figure = importlib.import_module("arxiv_table1")
+    assert figure.best({"LRU": 0.304, "LFU": 0.296, "LengthAware": 0.294}) == "LRU = LFU"
+    hits = {"LRU": (0.3, 0.4, 0.5), "LFU": (0.1, 0.2, 0.52), "LengthAware": (0.1, 0.2, 0.3)}
+    blocks = (10_000, 50_000, 100_000)
+    found = {
+        (name, each): figure.Spread([rate])
+        for name, rates in hits.items()
+        for each, rate in zip((*blocks, float("inf")), (*rates, 0.6), strict=True)
+    }
+    theirs = {name: {each: rate.mean for (of, each), rate in found.items() if of == name} for name in hits}
+    rows = figure.headlines(found, theirs, {"trace": "a surrogate", "kind": "fitted"})
+    assert len(rows) == 15 and all(row.ok for row in rows)
+    kinds = {row.name: row.kind for row in rows}
+    assert kinds["LRU, 10,000 blocks"] == kinds["LFU, no limit"] == "fitted"
+    assert kinds["LFU, 10,000 blocks"] == kinds["best at 10,000 blocks"] == "predicted"
+    assert "LRU at 10,000, 50,000 blocks; LFU at 100,000 blocks" in figure.lessons(found)[1]
+
+
+def test_four_stages_begin_with_a_low_decoding_load(ours):
+    figure = importlib.import_module("arxiv_fig10")
+    loads = (0.5, 0.9, 0.1, 0.8, 0.2, 0.6, 0.5, 0.7)
+    samples = [ours.overload.Sample(15.0 * place, 1 - load, load) for place, load in enumerate(loads)]
+    assert [stage.decoding for stage in figure.stages(samples)] == [0.5, 0.9, 0.1, 0.8]  # not 0.9, 0.1, 0.8, 0.2
+    assert [stage.decoding for stage in figure.stages(samples[1:3])] == [0.9]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "problem"),
+    [
+        ("arxiv_fig08", "--speed=inf", "use 0.001 to 1000"),
+        ("arxiv_fig09", "--speed=1e9", "use 0.001 to 1000"),
+        ("arxiv_fig09", "--decoding_time_s=nan", "it must be above 0 seconds"),
+        ("arxiv_fig09", "--decoding_time_s=-5", "it must be above 0 seconds"),
+        ("arxiv_fig13", "--speed=nan", "use 0.001 to 1000"),
+        ("arxiv_table3", "--speed=0", "use 0.001 to 1000"),
+    ],
+)
+def test_what_no_figure_can_use_is_told_before_traces_are_read(name, flag, problem, tmp_path):
+    done = as_script(name, flag, f"--out={tmp_path}", f"--traces={tmp_path / 'none'}")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"experiments/{name}.py: {flag.split('=')[0]}=") and line.endswith(f": {problem}")
 
 
 def test_a_trace_in_which_nothing_comes_twice_has_a_lesson_too(ours):
