@@ -1,5 +1,6 @@
 """`mooncake-jax replay` with prefill instances of several stages, each stage a rank, on a tiny model."""
 
+import sys
 import time
 
 import pytest
@@ -164,3 +165,29 @@ def test_ranks_that_do_not_fit_the_stages_are_refused(tmp_path):
 def test_dram_holds_twice_as_many_blocks_on_two_stages(single, staged):
     slots = [run.summary()["settings"]["slots"]["prefill0"] for run in (single, staged)]
     assert 1.9 * slots[0] < slots[1] < 2 * slots[0], f"{slots}: a slot's header takes its share"
+
+
+LATE = """
+import os, runpy, sys, time
+from mooncake_jax.parallel import prefill
+together = prefill.wait_for_all
+
+def late(what):
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "2":
+        time.sleep(40)
+    together(what)
+
+prefill.wait_for_all = late
+sys.argv[:1] = ["mooncake_jax", "replay"]
+runpy.run_module("mooncake_jax", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_stage_may_compile_much_longer_than_another(tmp_path):
+    """Longer than JAX waits for all processes in their first exchange (30 s)."""
+    prompts = write_prompts(tmp_path / "prompts.jsonl", [{"id": "a", "prompt_ids": [5, 6, 7], "max_tokens": 2}])
+    command = [*mpiexec_command(4), sys.executable, "-c", LATE]
+    flags = (TINY, f"--prompts={prompts}", "--prefill=1x2", "--decode=1")
+    run = replay(tmp_path / "out", *flags, command=command)
+    assert run.code == 0 and run.rows()["a"]["status"] == COMPLETED, run.stderr

@@ -21,6 +21,7 @@ from mooncake_jax.model.sampling import NO_TOKEN, NOT_FINITE, SamplingRows
 from mooncake_jax.parallel.boundary import Boundary
 from mooncake_jax.parallel.mesh import stage_mesh
 from mooncake_jax.parallel.pipeline import PipelineModel
+from mooncake_jax.parallel.processes import wait_for_all
 from mooncake_jax.parallel.schedule import plan_chunks, ticks
 from mooncake_jax.parallel.stage import Chunk, LoadLayer, OnLayer, PrefillJob, Stage
 from mooncake_jax.request import Sampling, TokenLogprobs
@@ -86,6 +87,7 @@ class PrefillEngine:
                 break
             power *= 2
         if self._boundary is not None:
+            wait_for_all("stages are compiled")
             self._warm_up_boundary(self._buckets[: self._buckets.index(longest) + 1])
 
     def prefill(

@@ -13,6 +13,7 @@ from mooncake_jax.errors import UsageError
 HEARTBEAT_S = 8  # and what follows from a missing one within 10
 JOIN_DEADLINE_S = 120
 LEAVE_DEADLINE_S = 3
+WARM_UP_DEADLINE_S = 3600  # a process that dies meanwhile ends the others much sooner
 
 
 def join_processes(coordinator: str, processes: int, process: int) -> None:
@@ -28,6 +29,16 @@ def join_processes(coordinator: str, processes: int, process: int) -> None:
         heartbeat_timeout_seconds=HEARTBEAT_S,
         shutdown_timeout_seconds=LEAVE_DEADLINE_S,
     )
+
+
+def wait_for_all(what: str) -> None:
+    """Until each process of the instance has called this; nothing where there is one. To be done before the first
+    exchange between processes: on CPUs it gives all of them 30 s to come, while one stage may take minutes longer to
+    compile than another. Raises jax.errors.JaxRuntimeError if not all come in time.
+    """
+    from orbax.checkpoint import multihost  # it takes a second to import, which single processes need not wait for
+
+    multihost.get_barrier_sync_fn()(key=what, timeout_ms=1000 * WARM_UP_DEADLINE_S)
 
 
 def leave_processes() -> None:
