@@ -199,9 +199,9 @@ def draw(panels, found: dict[str, Boxes], expected: Boxes) -> None:
     for axes, (label, of) in zip(panels, found.items(), strict=True):
         box(axes, {names[name]: each for name, each in of.items()}, theirs)
         least, greatest = of[RANDOM]["least_mean"], of[RANDOM]["greatest_mean"]
-        between_boxes = list(POLICIES).index(RANDOM)  # beside the triangle of their mean
-        ends = [between_boxes, between_boxes], [least, greatest]
-        axes.plot(*ends, color="black", linewidth=2, label="random: means of the seeds")
+        beside = list(POLICIES).index(RANDOM) - 0.42  # left of its box, whose triangle is the mean of all
+        ends = [beside, beside], [least, greatest]
+        axes.plot(*ends, color="black", linewidth=3, label="random: means of the seeds")
         axes.set(title=textwrap.fill(label, 28), ylabel="TTFT, s", yscale="log", ylim=(0.07, 150))
     panels[0].legend()
 
