@@ -3,7 +3,7 @@
     python experiments/fast25_fig09.py --traces=DIR [--seeds=0,1,2,3]      # 2 minutes
 
 Claim: in most cases 3 million tokens (a node's DRAM) hit less than half of what a cache without limits would, and 50
-million nearly all. Not of tool&agent: there 2 million hit 72 % of it here, and 69 % in the paper.
+million nearly all. Not of tool&agent: there 2 million hit 72 % of it here, and 70 % in the paper.
 Expected: synthetic within 0.015; conversation's shape within 0.01 around an offset, the same at all capacities from
 100,000 tokens on: the released trace lacks something that was hot in the original. One LRU cache, requests in order of
 their timestamps, no time. Without the released tool&agent trace surrogates of four seeds stand in for it: no target.
