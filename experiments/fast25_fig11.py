@@ -1,6 +1,6 @@
 """FAST25 figure 11: how many replicas hot blocks have, over an hour of traffic.
 
-    python experiments/fast25_fig11.py --traces=DIR [--seeds=0,1,2,3]            # 84 s of CPU
+    python experiments/fast25_fig11.py --traces=DIR [--seeds=0,1,2,3]            # 77 s of CPU
 
 Claim: Algorithm 1 copies hot blocks to most prefill nodes, and cold ones come and go. Expected: on the conversation
 trace the 10th hottest block is on all 8 prefill nodes at a time, and peaks fall with the rank, as in the paper; but
