@@ -11,7 +11,7 @@ from absl import flags
 from capacity_drawing import draw
 from capacity_headlines import HASHED, Figure, Found, Paper, all_headlines, gain, limits_of_paper, paper_share, share_of
 from capacity_measures import LIMITS_MS, Measured, measure
-from capacity_variations import varied
+from capacity_variations import by_host, varied
 from figure import publish
 from systems import (
     HASHING,
@@ -19,6 +19,7 @@ from systems import (
     MOONCAKE,
     NAMED,
     PREFIX,
+    SLOWEST_HASHING,
     SYSTEMS,
     USUAL_HASHING,
     VLLM,
@@ -38,14 +39,17 @@ def make(values: flags.FlagValues, figure: Figure) -> int:
     requests = [taken(trace.requests()) for trace in traces]
     found = {(NAMED, system): measured(requests, system, NAMED) for system in (*SYSTEMS, HASHED)}
     found |= {(MICRO, system): measured(requests[:1], system, MICRO) for system in SYSTEMS}
+    ours = {system: found[NAMED, system][0] for system in SYSTEMS}
+    hosts = by_host(requests[0], {"none": ours[PREFIX], USUAL_HASHING: found[NAMED, HASHED][0]})
+    labels = {NAMED: label_of(traces), MICRO: label_of(traces[:1])}
     file = values["out"].default.split("/")[-1]
     theirs = limits_of_paper(figure.series)
     return publish(
         values,
         claim=figure.claim,
         rows=rows_of(found, theirs),
-        headlines=all_headlines(figure, found, theirs, {NAMED: label_of(traces), MICRO: label_of(traces[:1])}),
-        sensitivities=varied(requests[0], {system: found[NAMED, system][0] for system in SYSTEMS}, figure.varies),
+        headlines=all_headlines(figure, found, theirs, labels, hosts[SLOWEST_HASHING]),
+        sensitivities=varied(requests[0], ours, figure.varies, hosts),
         lessons=lessons(figure, found, theirs),
         draw=lambda *panels: draw(panels, found, file),
         panels=(1, 2),

@@ -9,22 +9,22 @@ from capacity_measures import LIMITS_MS, Measured
 from figure import Headline, between, points, same, untargeted
 from headline import Tolerance
 from reference import rows as paper_rows
-from systems import CALIBRATIONS, CHUNKED, MICRO, MOONCAKE, NAMED, PREFIX, SYSTEMS, VLLM
+from systems import CALIBRATIONS, CHUNKED, MICRO, MOONCAKE, NAMED, PREFIX, SYSTEMS, VLLM, request_ms
 
-HASHED = f"{PREFIX}, host"  # a system of ours: with what hashing its blocks takes
+HASHED = f"{PREFIX} with hashing on the host"  # a system of ours: with what hashing its blocks takes
 BELOW, ABOVE = "below", "not below"
 NOTES = {
     NAMED: {
-        MOONCAKE: "3.6 ms a request in a step are chosen on figure 1 at 100 ms",
-        VLLM: "4.75 ms a request, chosen on figure 1, who chooses the node, and prefill's speed decide (sensitivities)",
+        MOONCAKE: f"{request_ms(SYSTEMS[MOONCAKE].profile):g} ms a request in a step are chosen on figure 1 at 100 ms",
+        VLLM: f"{request_ms(SYSTEMS[VLLM].profile):g} ms a request, chosen on figure 1, who chooses the node, and "
+        "prefill's speed decide (sensitivities)",
         PREFIX: "what its host takes is left out, as if prefix caching cost nothing: see the rows with it",
         CHUNKED: "tokens of a chunk decide: 1,792 are chosen on figure 1; 512 would bring nearly all within 200 ms",
         HASHED: "the host's processor and vLLM's version decide (sensitivities); looking for what to evict counts from "
-        "the start here, while a cache takes a while to fill. Timed on a core of today it is too short to put prefix "
-        "caching below plain vLLM",
+        "the start here, while a cache takes a while to fill",
     },
     MICRO: {
-        MOONCAKE: "a request more costs a step 0.14 ms: no batch comes near the limits",
+        MOONCAKE: f"a request more costs a step {request_ms(MICRO):g} ms: no batch comes near the limits",
         VLLM: "steps are short, so only the prompts of others make long gaps",
         PREFIX: "steps are short; what its host takes is left out",
         CHUNKED: "steps are short, and a chunk costs nothing beside its tokens",
@@ -41,7 +41,7 @@ GAIN_NOTES = {
 class Figure:
     """workload: as systems.workloads names it; series: as the paper's thresholds do; tolerances: by system, in points;
     gains: per cent that Mooncake is to serve more than `over`, by limit; fitted: whether the named profiles were chosen
-    on it; varies: the systems of which assumptions are varied.
+    on it; varies: the systems of which assumptions are varied, beside the host's time.
     """
 
     workload: str
@@ -72,12 +72,14 @@ def paper_share(theirs: Paper, system: str, limit_ms: int) -> float:
     return float(theirs[PREFIX if system == HASHED else system, limit_ms]["y_request_capacity_percent"])
 
 
-def all_headlines(figure: Figure, found: Found, theirs: Paper, labels: Mapping[str, str]) -> list[Headline]:
-    """labels: of the traces, by calibration."""
+def all_headlines(
+    figure: Figure, found: Found, theirs: Paper, labels: Mapping[str, str], slow: Measured
+) -> list[Headline]:
+    """labels: of the traces, by calibration. slow: of the first trace, prefix caching on the slowest host."""
     made = [*share_headlines(figure, found, theirs, labels)]
     for calibration in CALIBRATIONS:
         made += gain_headlines(figure, found, theirs, labels[calibration], calibration)
-    return [*made, *order_headlines(figure, found, theirs, labels[NAMED])]
+    return [*made, *order_headlines(figure, found, theirs, labels[NAMED], slow)]
 
 
 def share_headlines(figure: Figure, found: Found, theirs: Paper, labels: Mapping[str, str]) -> list[Headline]:
@@ -116,27 +118,35 @@ def gain_headlines(figure: Figure, found: Found, theirs: Paper, label: str, cali
     return made
 
 
-def order_headlines(figure: Figure, found: Found, theirs: Paper, label: str) -> list[Headline]:
+def order_headlines(figure: Figure, found: Found, theirs: Paper, label: str, slow: Measured) -> list[Headline]:
     """Whether prefix caching is below plain vLLM, at each limit."""
-
-    def order(share: Callable[[str, int], float], prefix: str) -> str:
-        return ", ".join(BELOW if share(prefix, ms) < share(VLLM, ms) else ABOVE for ms in LIMITS_MS)
-
-    expected = order(lambda system, limit: paper_share(theirs, system, limit), PREFIX)
+    expected = order(lambda limit: paper_share(theirs, PREFIX, limit), lambda limit: paper_share(theirs, VLLM, limit))
     made = []
     notes = {
         PREFIX: "what its host takes is left out here: so it can only gain by reuse",
-        HASHED: "what its host takes, timed apart from these figures on a core of today, against what reuse gains: a "
-        "slower host would reverse the order (sensitivities), and nobody outside knows the paper's",
+        HASHED: "what its host takes, timed apart from these figures on a core of today, against what reuse gains; on "
+        f"a host 3 times as slow {slow_order(slow, found[NAMED, VLLM][0])} (sensitivities). Nobody outside knows "
+        "how slow the paper's hosts were",
     }
     for system, note in notes.items():
-        ours = order(lambda system, limit: share_of(found, NAMED, system, limit), system)
+        ours = order(lambda ms, of=system: share_of(found, NAMED, of, ms), lambda ms: share_of(found, NAMED, VLLM, ms))
         shown = profile_of(system, NAMED)
         wanted = same() if figure.tolerances else untargeted()
         name = f"{system}, against plain vLLM at {', '.join(map(str, LIMITS_MS))} ms"
         # Each rests on plain vLLM's cost of a request, chosen on figure 1.
         made.append(Headline(name, expected, ours, wanted, shown, label, kind(figure, NAMED), note))
     return made
+
+
+def order(prefix: Callable[[int], float], plain: Callable[[int], float]) -> str:
+    """Of the shares by limit."""
+    return ", ".join(BELOW if prefix(limit) < plain(limit) else ABOVE for limit in LIMITS_MS)
+
+
+def slow_order(slow: Measured, plain: Measured) -> str:
+    """Of the same trace."""
+    prefixes, plains = (" / ".join(f"{of.within(limit):.0f}" for limit in LIMITS_MS) for of in (slow, plain))
+    return f"it would be {order(slow.within, plain.within)}: {prefixes} % against plain vLLM's {plains} %"
 
 
 def gain(ours: float, theirs: float) -> int | None:

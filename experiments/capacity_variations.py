@@ -6,7 +6,18 @@ from typing import Any
 
 from capacity_measures import LIMITS_MS, Measured, measure
 from figure import Sensitivity
-from systems import CHUNKED, HASHING, MOONCAKE, PREFIX, SYSTEMS, VLLM, serve, with_prefill_factor, with_request_ms
+from systems import (
+    CHUNKED,
+    HASHING,
+    MOONCAKE,
+    PREFIX,
+    SYSTEMS,
+    VLLM,
+    request_ms,
+    serve,
+    with_prefill_factor,
+    with_request_ms,
+)
 
 from mooncake_jax.request import Request
 from mooncake_jax.sched.cost import PolynomialCost
@@ -22,8 +33,12 @@ class Variation:
     values: Mapping[str, Mapping[str, Any]]
 
 
-def _cost(system: str, request_ms: float) -> dict[str, PolynomialCost]:
-    return {"cost": with_request_ms(profile(SYSTEMS[system].profile), request_ms)}
+def _steps(system: str, *others: float) -> dict[str, dict[str, PolynomialCost]]:
+    """Of the profile's own ms a request, and these."""
+    name = SYSTEMS[system].profile
+    own = request_ms(name)
+    costs = {ms: {"cost": with_request_ms(profile(name), ms)} for ms in others}
+    return {f"{ms:g}": changes for ms, changes in sorted((costs | {own: {}}).items())}
 
 
 def _speeds(system: str) -> dict[str, dict[str, PolynomialCost]]:
@@ -31,14 +46,8 @@ def _speeds(system: str) -> dict[str, dict[str, PolynomialCost]]:
     return {"1": {}} | {f"{factor:g}": {"cost": with_prefill_factor(of, factor)} for factor in (1.1, 1.25)}
 
 
-_HASHED = {name: {"cost": host.added_to(profile(SYSTEMS[PREFIX].profile))} for name, host in HASHING.items()}
-
 VARIATIONS = (
-    Variation(
-        "ms a request in Mooncake's step",
-        MOONCAKE,
-        {"3": _cost(MOONCAKE, 3.0), "3.5": _cost(MOONCAKE, 3.5), "3.6": {}, "4": _cost(MOONCAKE, 4.0)},
-    ),
+    Variation("ms a request in Mooncake's step", MOONCAKE, _steps(MOONCAKE, 3.0, 3.5, 4.0)),
     Variation("what Conductor believes of steps", MOONCAKE, {"micro": {}, "fast25": {"believed": "fast25"}}),
     Variation(
         "prefill and decoding nodes",
@@ -47,7 +56,7 @@ VARIATIONS = (
     ),
     Variation("how many times as long Mooncake's prefill computes (MFU)", MOONCAKE, _speeds(MOONCAKE)),
     Variation("how many times as long vLLM's prefill computes (MFU)", VLLM, _speeds(VLLM)),
-    Variation("ms a request in vLLM's step", VLLM, {"4.5": _cost(VLLM, 4.5), "4.75": {}, "5": _cost(VLLM, 5.0)}),
+    Variation("ms a request in vLLM's step", VLLM, _steps(VLLM, 4.5, 5.0)),
     Variation(
         "tokens of an iteration with prefill",
         VLLM,
@@ -63,15 +72,26 @@ VARIATIONS = (
         CHUNKED,
         {"512": {"token_budget": 512}, "1,792": {}, "2,048": {"token_budget": 2048}},
     ),
-    Variation(
-        "host's time for prefix caching", PREFIX, {name: {} if name == "none" else _HASHED[name] for name in HASHING}
-    ),
 )
 
+Hosts = Mapping[str, Measured]  # of vLLM with prefix caching, by what its host takes: as HASHING names it
 
-def varied(requests: Sequence[Request], ours: Mapping[str, Measured], systems: Sequence[str]) -> list[Sensitivity]:
-    """Of these systems. ours: of these requests, by system, with the named profiles."""
-    made = []
+
+def by_host(requests: Sequence[Request], known: Hosts) -> Hosts:
+    """With each of HASHING. known: those that are there, of the same requests."""
+    cost = profile(SYSTEMS[PREFIX].profile)
+    return {
+        name: known.get(name) or measure(serve(PREFIX, requests, cost=host.added_to(cost)))
+        for name, host in HASHING.items()
+    }
+
+
+def varied(
+    requests: Sequence[Request], ours: Mapping[str, Measured], systems: Sequence[str], hosts: Hosts
+) -> list[Sensitivity]:
+    """Of these systems, and of hosts in any case. ours: of these requests, by system, with the named profiles."""
+    shown = [shares(run.within) for run in hosts.values()]
+    made = [Sensitivity("host's time for prefix caching", list(hosts), headline(PREFIX), shown)]
     for one in (one for one in VARIATIONS if one.system in systems):
         runs = {
             name: measure(serve(one.system, requests, **changes)) if changes else ours[one.system]

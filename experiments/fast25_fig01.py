@@ -6,7 +6,7 @@ Claim: Mooncake (8P+8D) serves 59 to 498 % more requests within 100 to 300 ms th
 the named profiles Mooncake within 2 points of the paper's curve at 100, 200 and 300 ms, plain vLLM and that with chunks
 within 8, that with prefix caching within 20. Not met is that prefix caching is below plain vLLM: by reuse alone ours is
 above it, and what its host takes, as host_hashing.py times it on a core of today, is too short to change that; a host
-several times as slow would (sensitivities). With `micro` nothing comes near: the paper's steps grow much more with the
+3 times as slow would (sensitivities). With `micro` nothing comes near: the paper's steps grow much more with the
 batch here than in its own micro-benchmarks.
 """
 

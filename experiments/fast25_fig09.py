@@ -2,7 +2,8 @@
 
     python experiments/fast25_fig09.py --traces=DIR [--seeds=0,1,2,3]      # 2 minutes
 
-Claim: 3 million tokens (a node's DRAM) hit half or less of what a cache without limits would, 50 million nearly all.
+Claim: in most cases 3 million tokens (a node's DRAM) hit less than half of what a cache without limits would, and 50
+million nearly all. Not of tool&agent: there 2 million hit 72 % of it here, and 70 % in the paper.
 Expected: synthetic within 0.015; conversation's shape within 0.01 around an offset, the same at all capacities from
 100,000 tokens on: the released trace lacks something that was hot in the original. One LRU cache, requests in order of
 their timestamps, no time. Without the released tool&agent trace surrogates of four seeds stand in for it: no target.
@@ -22,7 +23,7 @@ from mooncake_jax.cache.eviction import LRU
 from mooncake_jax.cache.hit_rates import hits_by_request
 from mooncake_jax.workload.trace import TRACE_BLOCK, TraceRow
 
-CLAIM = "3 million tokens hit half or less of what a cache without limits does, 50 million tokens nearly all of it."
+CLAIM = "In most cases 3 million tokens hit less than half of what a cache without limits does, 50 million nearly all."
 NAMES = {"Conversation": "conversation", "Tool&Agent": "toolagent", "Synthetic": "synthetic"}
 ALL = "All"
 SHAPE_FROM = 100_000  # tokens: from here on the offset is the same
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
         rows=rows,
         headlines=headlines(ours, theirs, labels),
         sensitivities=sensitivities(traces["Synthetic"][0], ours),
-        lessons=lessons(ours),
+        lessons=lessons(ours, theirs),
         draw=lambda axes: draw(axes, ours, theirs, every, labels),
     )
 
@@ -163,10 +164,12 @@ def sensitivities(trace: Trace, ours: Rates) -> list[Sensitivity]:
     return [Sensitivity("what is counted", ("tokens", "blocks"), name, counted)]
 
 
-def lessons(ours: Rates) -> list[str]:
-    parts = {label: rates[2e6] / max(rates.values()) for label, rates in ours.items()}
-    told = ", ".join(f"{label} {part:.0%}" for label, part in parts.items())
-    return [f"With 2 million tokens a cache hits of what one without limits would: {told}."]
+def lessons(ours: Rates, theirs: Rates) -> list[str]:
+    def part(rates: dict[float, float]) -> float:
+        return rates[2e6] / max(rates.values())
+
+    told = ", ".join(f"{label} {part(ours[label]):.0%} ({part(theirs[label]):.0%})" for label in ours)
+    return [f"With 2 million tokens a cache hits of what one without limits would, ours (the paper's): {told}."]
 
 
 def draw(axes, ours: Rates, theirs: Rates, every: Every, labels: dict[str, str]) -> None:

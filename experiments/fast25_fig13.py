@@ -170,9 +170,18 @@ def sensitivities(requests, found: dict[float, float]) -> list[Sensitivity]:
     moved = {
         x: [found[x] if not c else at(requests, base, x, **c) for c in changes.values()] for x in (slow, 40.0, fast)
     }
+    factors = (1.0, 1.1, 1.25)
+    slower = {
+        x: [found[x] if factor == 1.0 else at(requests, base, x, prefill_factor=factor) for factor in factors]
+        for x in (slow, fast)
+    }
     return [
-        Sensitivity("how it is run", list(changes), f"mean TTFT at {x:g} Gbps, s", results)
-        for x, results in moved.items()
+        Sensitivity(assumption, values, f"mean TTFT at {x:g} Gbps, s", results)
+        for assumption, values, by_gbps in (
+            ("how it is run", list(changes), moved),
+            ("how many times as long prefill computes (MFU)", factors, slower),
+        )
+        for x, results in by_gbps.items()
     ]
 
 

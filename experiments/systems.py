@@ -15,6 +15,7 @@ from figure import seeds_of
 
 from mooncake_jax.request import Request
 from mooncake_jax.sched.cost import PolynomialCost
+from mooncake_jax.sched.profiles import profile
 from mooncake_jax.simulate.run import Run
 from mooncake_jax.workload.released import RELEASED
 from mooncake_jax.workload.surrogate import RATE, REQUESTS, SHAPES, surrogate_rows
@@ -83,15 +84,20 @@ def taken(requests: Sequence[Request]) -> list[Request]:
     return [request for request in requests if request.prompt_tokens <= LONGEST_PROMPT]
 
 
+def request_ms(name: str) -> float:
+    """What one more request in the batch adds to a step, in the profile of this name."""
+    return round(1000 * profile(name).step_coefficients[1], 3)
+
+
 def with_prefill_factor(cost: PolynomialCost, factor: float) -> PolynomialCost:
     """Prefills compute so many times as long: MFU is divided by it."""
     return replace(cost, prefill_coefficients=tuple(factor * each for each in cost.prefill_coefficients))
 
 
-def with_request_ms(cost: PolynomialCost, request_ms: float) -> PolynomialCost:
+def with_request_ms(cost: PolynomialCost, ms: float) -> PolynomialCost:
     """A request more in the batch adds so much to a step, and one alone takes what it took."""
     constant, request, token = cost.step_coefficients
-    seconds = request_ms / 1000
+    seconds = ms / 1000
     return replace(cost, step_coefficients=(constant + request - seconds, seconds, token))
 
 
@@ -127,4 +133,4 @@ HASHING = {
     "hashing by copies, evicting": BlockHashing(0.35e-9, 3.2e-9),
     "that, on a host 3 times as slow": BlockHashing(1.05e-9, 9.6e-9),
 }
-USUAL_HASHING = "that and evicting"
+USUAL_HASHING, SLOWEST_HASHING = "that and evicting", "that, on a host 3 times as slow"

@@ -137,6 +137,14 @@ def test_figure_12_moves_bytes_at_the_rate_of_all_nics(load):
     assert alone == pytest.approx(round(alone * rate / 1e9) * 1e9 / rate) and alone > 64e9 / 87.5e9
 
 
+def test_figure_12_is_fitted_with_the_slots_that_were_brought_in_for_it(load):
+    figure = load("fast25_fig12")
+    ours = {(setup, slot): [(40, 1.0), (100, 2.0)] for setup in figure.SETUPS for slot in figure.SLOTS}
+    rows = figure.headlines(ours, {setup: figure.paper_points(f"fast25_fig12_{setup}") for setup in figure.SETUPS})
+    assert {row.kind for row in rows if "PCIe" in row.name} == {"fitted"}
+    assert {row.kind for row in rows if "PCIe" not in row.name} == {"predicted"}
+
+
 def test_the_messenger_is_measured_against_a_socket(load, tmp_path):
     about = published_real(load, "fast25_fig12", tmp_path, "--largest_mib=4", "--repeats=1")
     rates = {row["name"]: row["ours"] for row in about["headlines"] if row["name"].endswith("GB/s")}

@@ -74,6 +74,11 @@ def test_a_setup_changes_its_costs_and_the_simulation_apart(figures):
     assert setup.cost().prefill_compute(9000, 0) == pytest.approx(1.1 * plain.prefill_compute(9000, 0))
 
 
+def test_a_trace_replayed_faster_has_all_arrivals_sooner(figures):
+    requests = requests_of(10, 20, 30)
+    assert [request.arrival for request in figures.fast25_cluster.faster(requests, 2.0)] == [0.0, 50.0, 100.0]
+
+
 def test_the_knee_lies_between_the_bandwidths_where_ttft_passes_it(figures):
     knee = figures.fast25_fig13.knee
     assert knee([(10.0, 9.0), (40.0, 3.0), (160.0, 2.0)]) == pytest.approx(40.0)
@@ -105,6 +110,15 @@ def test_an_end_falls_only_below_the_plateau(figures):
     of = {p: {"effective": 99.0} for p in range(5, 12)}
     of[11]["effective"], of[5]["effective"] = 97.9, 98.5
     assert [figures.fast25_fig15.falls(of, end) for end in (5, 11)] == ["stays", "falls"]
+
+
+def test_the_ends_are_fitted_where_effective_requests_are(figures):
+    of = figures.fast25_fig15
+    found, expected = {p: dict.fromkeys(of.UNITS, 99.0) for p in of.SPLITS}, of.paper()
+    of.FLAGS(["fast25_fig15"])
+    for setup in of.SETUPS:
+        kinds = {row.kind for row in of.headlines_of(setup, found, expected, "a trace") if "effective" in row.name}
+        assert kinds == {setup.kind}
 
 
 def test_a_box_reaches_to_the_last_value_near_it(figures):

@@ -64,13 +64,15 @@ def test_capacities_stand_beside_the_papers_for_both_calibrations(figures, gener
         named, micro = headlines[f"{system} within 100 ms, %"]
         assert (named["paper"], micro["paper"], micro["profile"]) == (paper, paper, "micro")
     assert headlines["Mooncake within 100 ms, %"][0]["tolerance"] == tolerance
-    assert headlines["vLLM Prefix Caching, host within 300 ms, %"][0]["profile"] == "vllm051, hashing"
+    assert (
+        headlines["vLLM Prefix Caching with hashing on the host within 300 ms, %"][0]["profile"] == "vllm051, hashing"
+    )
     assert headlines["Mooncake within 100 ms, %"][0]["kind"] == ("fitted" if name == "fast25_fig01" else "predicted")
     assert len(about["headlines"]) == 3 * 9 + 2 * 6 + 2
     assert {row["source"] for row in rows} == {"named", "micro", "paper"}
     varied = {row["assumption"] for row in about["sensitivities"]}
     assert "host's time for prefix caching" in varied
-    assert len(varied) == (2 if name == "fast25_fig06" else len(figures.capacity_variations.VARIATIONS) + 1)
+    assert len(varied) == 2 + (0 if name == "fast25_fig06" else len(figures.capacity_variations.VARIATIONS))
 
 
 def test_figure_8_compares_gpu_time_and_ratios(figures, generated):
@@ -118,6 +120,14 @@ def test_a_request_alone_takes_the_same_whatever_one_more_costs(figures):
     dearer = figures.systems.with_request_ms(cost, 5.0)
     assert dearer.step(1, 8192) == pytest.approx(cost.step(1, 8192))
     assert dearer.step(11, 8192) - dearer.step(10, 8192) == pytest.approx(5e-3)
+
+
+def test_ms_a_request_are_those_of_the_profile(figures):
+    assert [figures.systems.request_ms(name) for name in ("micro", "vllm051")] == [0.14, 4.75]
+    varied = {one.assumption: one.values for one in figures.capacity_variations.VARIATIONS}
+    steps = varied["ms a request in Mooncake's step"]
+    assert steps[f"{figures.systems.request_ms('fast25'):g}"] == {} and len(steps) == 4
+    assert list(steps) == sorted(steps, key=float)
 
 
 def test_hashing_blocks_costs_a_prompt_its_square_and_a_step_its_context(figures):
@@ -194,6 +204,12 @@ def test_gains_are_truncated_as_the_paper_prints_them(figures):
             printed += 1
     assert printed == 9
     assert figures.capacity_headlines.gain(50.0, 0.0) is None
+
+
+def test_whether_a_slower_host_reverses_the_order_is_told_of_each_figure(figures):
+    fast, slow = (figures.capacity_measures.Measured([0.15, tbt], [], 2) for tbt in (0.16, 0.25))
+    told = figures.capacity_headlines.slow_order(slow, fast)
+    assert told == "it would be not below, below, not below: 0 / 50 / 100 % against plain vLLM's 0 / 100 / 100 %"
 
 
 # --- the real traces
