@@ -1,17 +1,25 @@
 """Report figure 12: P90 TTFT and TBT over their SLOs by request rate, simulated prompts of 16k to 128k tokens.
 
-    python experiments/arxiv_fig12.py [--seeds=0,1,2,3]        # 1 minute
+    python experiments/arxiv_fig12.py [--seeds=0,1,2,3]        # 2 minutes
 
 Claim: with prompts of one length, half of them reused, and 512 tokens of output, Mooncake takes 50 % to 525 % more
 requests than vLLM within both SLOs; vLLM serves one request at a time here. Compared are the largest rates tried that
-keep both SLOs, the middle one of the seeds. Expected: within one step of the report's grid (16k on [2P+2D]: two).
+keep both SLOs, the middle one of the seeds. Expected: within one step of the grid, which is the report's and some rates
+beyond. Where the report's rate is the last that it tried of a system, it is a lower bound: expected is no less than a
+step below. Two miss, both upwards: 16k on [3P+1D] (2.5 instead of 1.25 requests/s) and on [2P+2D] (1.5 instead of 1).
+A bound says little: 32k on [3P+1D] meets it, but at 0.6 requests/s ours is at 0.1 of the SLO of TTFT, the report's at
+0.9.
 
 The report does not say how the half is reused. That its lowest points are as high for Mooncake as for vLLM tells that
 more than a tenth of the prompts find nothing; so here each document is asked about twice. How many are open at a time
 was chosen for Mooncake: of 4 a question meets its document in prefill too often, and 128k on [2P+2D] takes too few. For
-vLLM were chosen that it caches prefixes while it serves one at a time, and 100 requests a rate: so all is fitted. With
-300 requests a rate 128k on [2P+2D] takes 0.05 instead of 0.12 requests/s; what a request more costs in a step moves no
-rate that was tried.
+vLLM were chosen that it caches prefixes while it serves one at a time, and 100 requests a rate: so all is fitted.
+
+What decides is how many requests a rate is tried with: 100 of 2.5 a second arrive in 40 s, in which an overload hardly
+shows. With 300 the misses at 16k are 1.5 and 1.25 requests/s, within a step; but then 128k on [2P+2D] takes 0.05
+instead of 0.12, so that neither number fits both. Prefill 1.1 times as long brings 16k on [2P+2D] to 1.25; 1.2 times
+as long [3P+1D] to 2. What a request more costs in a step moves only [3P+1D], of the four swept: with 3.6 ms TBT ends it
+at 0.2 requests/s.
 """
 
 from collections.abc import Iterator
@@ -19,9 +27,10 @@ from dataclasses import replace
 from statistics import median_low
 from typing import Any
 
-from figure import Headline, Sensitivity, between, define_flags, parse, publish, run_script, seeds_of
+from figure import Headline, Sensitivity, at_least, between, define_flags, parse, publish, run_script, seeds_of
+from headline import Tolerance
 from poisson_rates import (
-    MILLISECONDS,
+    COSTS,
     PROFILES,
     SYSTEMS,
     Found,
@@ -31,28 +40,39 @@ from poisson_rates import (
     largest_kept,
     measure,
     papers_rate,
+    papers_rates,
+    request_ms,
     rows_of,
 )
+from systems import with_prefill_factor
+
+from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.profiles import profile
 
 CLAIM = "Mooncake takes 50 to 525 % more requests of 16k to 128k tokens within both SLOs than vLLM, one at a time."
-RATES = {
-    16: (0.1, 0.2, 0.5, 1, 1.25, 1.5),
-    32: (0.1, 0.2, 0.5, 0.6),
-    64: (0.05, 0.1, 0.2, 0.3, 0.4),
-    128: (0.02, 0.05, 0.1, 0.11, 0.12, 0.14),
+BEYOND = {  # the report's last rate, by thousands of tokens
+    16: (2, 2.5, 4),
+    32: (0.8, 1, 1.25, 1.5),
+    64: (0.5, 0.6, 0.8),
+    128: (0.16, 0.2, 0.25),
 }
 REQUESTS, QUESTIONS, AT_ONCE = 100, 2, 16  # half is reused: each document is asked about twice
-WORKLOADS = [
-    Workload(f"simulated-{k}k", f"arxiv_fig12_{k}k", rates, REQUESTS, QUESTIONS, AT_ONCE, "one_by_one")
-    for k, rates in RATES.items()
-]
+
+
+def _simulated(k: int) -> Workload:
+    paper = f"arxiv_fig12_{k}k"
+    rates = papers_rates(paper) + BEYOND[k]
+    return Workload(f"simulated-{k}k", paper, rates, REQUESTS, QUESTIONS, AT_ONCE, "one_by_one")
+
+
+WORKLOADS = [_simulated(k) for k in BEYOND]
 SWEEPS = (  # of fields of the workload
     ("documents asked about at a time", "at_once", (1, 4, 16)),
     ("questions a document", "questions", (2, 3, 5)),
     ("requests at a rate", "requests", (100, 300)),
 )
+PREFILL_FACTORS = (1, 1.1, 1.2)  # of the seconds that prefill computes
 THREE, TWO, VLLM = SYSTEMS
-STEPS = {("simulated-16k", TWO): 2}  # of the grid that ours may be off by; elsewhere 1
 
 FLAGS = define_flags("arxiv_fig12", seeds=4)
 
@@ -87,11 +107,11 @@ def largest(by_seed: list) -> float:
 def headlines(workload: Workload, profile: str, found: Found, seeds: tuple[int, ...]) -> Iterator[Headline]:
     common = {"profile": profile, "trace": label(workload, seeds), "kind": "fitted"}
     for system, by_seed in found.items():
-        theirs = float(papers_rate(workload, system)["x_max_tested_rate_meeting_both_req_per_s"])
-        each = ", ".join(f"{rate:g}" for rate in sorted(map(largest_kept, by_seed)))
-        chosen = "vLLM's mode" if system == VLLM else "how many documents are asked about at a time"
-        note = f"seeds: {each}; {chosen} and the requests at a rate were chosen on this figure"
-        near = within_steps(workload, theirs, STEPS.get((workload.name, system), 1))
+        row = papers_rate(workload, system)
+        theirs = float(row["x_max_tested_rate_meeting_both_req_per_s"])
+        bound = theirs == float(row["largest_rate_tested_req_per_s"])
+        near = within_a_step(workload, theirs, bound)
+        note = told(workload, system, by_seed, bound)
         yield Headline(rate_name(workload, system), theirs, largest(by_seed), near, **common, note=note)
 
 
@@ -99,22 +119,36 @@ def rate_name(workload: Workload, system: str) -> str:
     return f"largest rate within both SLOs, {workload.name}, {system}, requests/s"
 
 
-def within_steps(workload: Workload, rate: float, steps: int):
-    """From so many rates of the grid below to as many above."""
-    rates = RATES[int(workload.name.removeprefix("simulated-").removesuffix("k"))]
+def told(workload: Workload, system: str, by_seed: list, bound: bool) -> str:
+    each = ", ".join(f"{rate:g}" for rate in sorted(map(largest_kept, by_seed)))
+    chosen = "vLLM's mode" if system == VLLM else "how many documents are asked about at a time"
+    parts = [f"seeds: {each}", f"{chosen} and the requests at a rate were chosen on this figure"]
+    if bound:
+        parts.append("the report's was the last rate that it tried, so that its number is a lower bound")
+    if workload.name == "simulated-16k" and system != VLLM:
+        parts.append("what decides is how many requests a rate is tried with: see the sweep")
+    return "; ".join(parts)
+
+
+def within_a_step(workload: Workload, rate: float, bound: bool) -> Tolerance:
+    """From a rate of the grid below to one above; without an end above, if the report's rate is a lower bound."""
+    rates = next(one.rates for one in WORKLOADS if one.name == workload.name)
     place = rates.index(rate)
-    return between(rates[max(0, place - steps)], rates[min(len(rates) - 1, place + steps)])
+    return at_least(rates[place - 1]) if bound else between(rates[place - 1], rates[place + 1])
 
 
 def sensitivities(seeds: tuple[int, ...]) -> Iterator[Sensitivity]:
     """Of the largest rate, with one assumption changed at a time."""
-    for workload, system in ((WORKLOADS[0], TWO), (WORKLOADS[3], TWO), (WORKLOADS[2], VLLM)):
+    for workload, system in ((WORKLOADS[0], THREE), (WORKLOADS[0], TWO), (WORKLOADS[3], TWO), (WORKLOADS[2], VLLM)):
         name = rate_name(workload, system)
         for assumption, field, values in SWEEPS:
             results = [tried(replace(workload, **{field: value}), system, seeds) for value in values]
             yield Sensitivity(assumption, values, name, results)
-        results = [tried(workload, system, seeds, cost) for cost in MILLISECONDS]
-        yield Sensitivity("ms that a request more adds to a step", list(MILLISECONDS.values()), name, results)
+        results = [tried(workload, system, seeds, cost) for cost in COSTS]
+        yield Sensitivity("ms that a request more adds to a step", [*map(request_ms, COSTS)], name, results)
+        slower = [with_prefill_factor(profile(PROFILES[0]), factor) for factor in PREFILL_FACTORS]
+        results = [tried(workload, system, seeds, cost) for cost in slower]
+        yield Sensitivity("prefill takes so many times as long", PREFILL_FACTORS, name, results)
         if system == VLLM:
             modes = ("one_by_one", "prefix_cache", "plain")
             results = [tried(replace(workload, vllm=mode), system, seeds) for mode in modes]
@@ -124,7 +158,9 @@ def sensitivities(seeds: tuple[int, ...]) -> Iterator[Sensitivity]:
             yield Sensitivity("prefix matched again as prefill starts", ("no", "yes"), name, results)
 
 
-def tried(workload: Workload, system: str, seeds: tuple[int, ...], cost: str = PROFILES[0], **fields: Any) -> float:
+def tried(
+    workload: Workload, system: str, seeds: tuple[int, ...], cost: str | CostModel = PROFILES[0], **fields: Any
+) -> float:
     [by_seed] = measure(workload, cost, seeds, [system], **fields).values()
     return largest(by_seed)
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from clusters import run
 from documents import asked
-from reference import points as papers
 from reference import rows as paper_rows
 from style import line
 
 from mooncake_jax.metrics import mean, percentile
 from mooncake_jax.request import Outcome
 from mooncake_jax.sched.cost import CostModel
+from mooncake_jax.sched.profiles import profile
 
 SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "Mooncake-[3P+1D]": {"prefill": 3, "decode": 1},
@@ -29,7 +29,7 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "vLLM-[4M]": {"coupled": 4},
 }
 PROFILES = ("arxiv", "micro")  # the first is drawn
-MILLISECONDS = {"micro": 0.14, "arxiv": 0.6, "fast25": 3.6}  # of a request more in a step, by profile
+COSTS = ("micro", "arxiv", "fast25")  # profiles that differ in what a request more adds to a step
 SLO_TIMES = {"ttft": 10, "tbt": 5}
 DRAWN = 1.2  # the report draws what is above there, so its crossings are read off lines to there, and so are ours
 QUICK_RATES, QUICK_REQUESTS = 2, 30
@@ -105,9 +105,23 @@ def _tbt(outcome: Outcome) -> float:
     return outcome.tbt_mean_s or 0.0  # of a single token: none
 
 
+def request_ms(name: str) -> float:
+    """What a request more adds to a step, by this profile."""
+    return round(1000 * profile(name).step_coefficients[1], 3)
+
+
+def papers_rates(paper: str) -> tuple[float, ...]:
+    """All that the report tried of a workload, by its CSVs' name."""
+    return tuple(sorted({float(row["x_request_rate_req_per_s"]) for row in paper_rows(f"{paper}_ttft")}))
+
+
 def paper_points(workload: Workload, what: str) -> dict[str, list[tuple[float, float]]]:
-    """By system, (rate, ratio) as drawn."""
-    return {system: list(found) for system, found in papers(f"{workload.paper}_{what}").items()}
+    """By system, (rate, ratio) as drawn: what is above the picture lies on its edge."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in paper_rows(f"{workload.paper}_{what}"):
+        rate, ratio = float(row["x_request_rate_req_per_s"]), float(row[f"y_p90_{what}_over_slo"])
+        found.setdefault(row["series"], []).append((rate, min(ratio, DRAWN)))
+    return found
 
 
 def papers_rate(workload: Workload, system: str) -> dict[str, str]:
@@ -168,7 +182,7 @@ def draw_all(panels: Iterable[Any], ours: Mapping[Workload, Found]) -> None:
 
 
 def _draw_ratios(axes: Any, workload: Workload, what: str, found: Found) -> None:
-    """Means of the seeds, with their least and greatest, and the paper's points."""
+    """Means of the seeds, with their least and greatest, and the paper's points, capped ones too."""
     theirs = paper_points(workload, what)
     for place, (system, by_seed) in enumerate(found.items()):
         rates = [rate for rate in workload.rates if any(rate in ratios for ratios in by_seed)]
@@ -177,7 +191,7 @@ def _draw_ratios(axes: Any, workload: Workload, what: str, found: Found) -> None
         line(axes, means, system, place, spread=[(min(values), max(values)) for values in each])
         line(axes, theirs[system], f"{system}, paper", place, paper=True)
     axes.axhline(1, color="black", linewidth=0.6)
-    axes.set(ylim=(0, DRAWN + 0.05), xlabel="requests/s", ylabel=f"P90 {what.upper()} / SLO")
+    axes.set(ylim=(0, DRAWN + 0.05), xlabel="requests/s", ylabel=f"P90 {what.upper()} / SLO, ours: mean of seeds")
     axes.set_title(f"{workload.name}, profile {PROFILES[0]}")
 
 

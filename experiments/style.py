@@ -52,6 +52,11 @@ def line(
         _error_bars(axes, xs, ys, spread, _of(_COLOURS, place))
 
 
+def tick(axes: Any, point: Point, place: int = 0) -> None:
+    """A short upright stroke at one point: a number of the table, where it lies in the picture."""
+    axes.plot(*point, marker="|", markersize=11, markeredgewidth=2, color=_of(_COLOURS, place), zorder=5)
+
+
 def cdf(axes: Any, points: Sequence[Point], label: str, place: int = 0, *, paper: bool = False) -> None:
     """(value, share) points as a curve without markers; of the paper's, some."""
     xs, ys = zip(*points, strict=True)

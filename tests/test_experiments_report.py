@@ -15,7 +15,7 @@ from mooncake_jax.workload.poisson import poisson_rows
 from mooncake_jax.workload.trace import write_trace
 
 FOLDER = Path(__file__).parent.parent / "experiments"
-MODULES = ("documents", "overload", "poisson_rates")
+MODULES = ("arxiv_fig12", "documents", "overload", "poisson_rates")
 
 
 CHOSEN_ON = {  # profiles with which something was chosen on the figure: the load, the cluster, or the profile itself
@@ -110,6 +110,34 @@ def test_the_largest_rate_is_below_the_first_that_breaks_an_slo(ours):
     largest = ours.poisson_rates.largest_kept
     assert largest(RATIOS) == 2.0 and largest(RATIOS | {4.0: RATIOS[1.0]}) == 2.0
     assert largest({3.0: RATIOS[3.0]}) == 0.0
+
+
+def test_the_reports_rates_are_its_csvs_and_some_are_tried_beyond(ours):
+    rates = {workload.name: workload.rates for workload in ours.arxiv_fig12.WORKLOADS}
+    assert ours.poisson_rates.papers_rates("arxiv_fig12_128k") == (0.02, 0.05, 0.1, 0.11, 0.12, 0.14)
+    assert rates["simulated-16k"] == (0.1, 0.2, 0.5, 1, 1.25, 1.5, 2, 2.5, 4)
+    assert all(list(each) == sorted(set(each)) for each in rates.values())
+
+
+def test_a_step_is_one_of_the_grid_and_a_lower_bound_has_no_end_above(ours):
+    figure = ours.arxiv_fig12
+    [long] = [workload for workload in figure.WORKLOADS if workload.name == "simulated-32k"]
+    found = {system: [{0.1: RATIOS[1.0]}] for system in figure.SYSTEMS}
+    rows = dict(zip(found, figure.headlines(long, "micro", found, (0,)), strict=True))
+    assert [rows[system].tolerance.text for system in figure.SYSTEMS] == ["at least 0.5", "at least 0.5", "0.1 to 0.5"]
+    assert "lower bound" in rows[figure.THREE].note and "lower bound" not in rows[figure.VLLM].note
+    [short, *_] = figure.WORKLOADS
+    assert figure.within_a_step(short, 1.25, bound=False).text == "1 to 1.5"
+
+
+def test_the_papers_capped_points_are_drawn_at_the_edge(ours):
+    drawn = ours.poisson_rates.paper_points(ours.arxiv_fig12.WORKLOADS[0], "ttft")
+    assert [ratio for _, ratio in drawn["vLLM-[4M]"]] == pytest.approx([0.0895097, 0.529367, 1.2, 1.2, 1.2, 1.2])
+    assert drawn["Mooncake-[2P+2D]"][-1] == (1.25, 1.2)  # the CSV's is inferred from where the line leaves the canvas
+
+
+def test_what_a_request_adds_is_the_profiles(ours):
+    assert [ours.poisson_rates.request_ms(name) for name in ("micro", "arxiv")] == [0.14, 0.6]
 
 
 def test_slos_are_those_of_the_mean_of_all_systems_at_the_lowest_rate(ours):
