@@ -37,11 +37,10 @@ from poisson_rates import (
     measure,
     papers_rate,
     papers_rates,
-    request_ms,
     rows_of,
 )
 from style import tick
-from systems import with_prefill_factor
+from systems import request_ms, with_prefill_factor
 
 from mooncake_jax.metrics import mean
 from mooncake_jax.sched.cost import CostModel

@@ -41,10 +41,9 @@ from poisson_rates import (
     measure,
     papers_rate,
     papers_rates,
-    request_ms,
     rows_of,
 )
-from systems import with_prefill_factor
+from systems import request_ms, with_prefill_factor
 
 from mooncake_jax.sched.cost import CostModel
 from mooncake_jax.sched.profiles import profile

@@ -30,7 +30,7 @@ from figure import (
 from reference import points as papers
 from style import cdf as curve
 from surrogates import Spread, described, report_traces
-from systems import with_prefill_factor
+from systems import request_ms, with_prefill_factor
 
 from mooncake_jax.commands.scheduling_flags import check_speed
 from mooncake_jax.request import Outcome
@@ -43,10 +43,7 @@ SYSTEMS = {"Mooncake-[10P+10D]": {"prefill": 10, "decode": 10}, "vLLM-[20M]": {"
 MOONCAKE, VLLM = SYSTEMS
 COSTS = {"fast25": ("fast25", "vllm051"), "arxiv": ("arxiv",) * 2, "micro": ("micro",) * 2}  # of each system
 BOTH = tuple(enumerate(SYSTEMS))
-MILLISECONDS = {  # of a request more in a step
-    name: round(1000 * cost_model(name).step_coefficients[1], 3)
-    for name in ("micro", "arxiv", "fast25", "vllm051", "vllm")
-}
+STEPS = ("micro", "arxiv", "fast25", "vllm051", "vllm")  # profiles that differ in what a request more adds to one
 PREFILL_FACTORS = (1.0, 1.1, 1.2)
 ROUTERS = ("load-balancing", "round-robin", "random")
 GRID = [place / 200 for place in range(201)]  # of the curves that the CSV keeps, as shares
@@ -155,11 +152,9 @@ def sensitivities(trace: Trace, ours: dict[str, dict[str, list[Values]]]) -> Ite
     yield Sensitivity("vLLM's router", ROUTERS, names[VLLM], [kept(values(one), "tbt") for one in tried])
     known = {(COSTS[profile][place], system): ours[profile][system][0] for profile in COSTS for place, system in BOTH}
     known |= {(cost, VLLM): values(outcomes(trace, VLLM, cost)) for cost in ("fast25", "vllm")}
-    for system, costs in ((MOONCAKE, tuple(MILLISECONDS)[:3]), (VLLM, tuple(MILLISECONDS))):
+    for system, costs in ((MOONCAKE, STEPS[:3]), (VLLM, STEPS)):
         results = [kept(known[cost, system], "tbt") for cost in costs]
-        yield Sensitivity(
-            "ms that a request more adds to a step", [MILLISECONDS[cost] for cost in costs], names[system], results
-        )
+        yield Sensitivity("ms that a request more adds to a step", [*map(request_ms, costs)], names[system], results)
     for system, cost in zip(SYSTEMS, COSTS["fast25"], strict=True):
         slower = [with_prefill_factor(cost_model(cost), factor) for factor in PREFILL_FACTORS[1:]]
         tried = [known[cost, system], *(values(outcomes(trace, system, one)) for one in slower)]

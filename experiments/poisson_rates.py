@@ -21,7 +21,6 @@ from style import line
 from mooncake_jax.metrics import mean, percentile
 from mooncake_jax.request import Outcome
 from mooncake_jax.sched.cost import CostModel
-from mooncake_jax.sched.profiles import profile
 
 SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "Mooncake-[3P+1D]": {"prefill": 3, "decode": 1},
@@ -103,11 +102,6 @@ def _ttft(outcome: Outcome) -> float:
 
 def _tbt(outcome: Outcome) -> float:
     return outcome.tbt_mean_s or 0.0  # of a single token: none
-
-
-def request_ms(name: str) -> float:
-    """What a request more adds to a step, by this profile."""
-    return round(1000 * profile(name).step_coefficients[1], 3)
 
 
 def papers_rates(paper: str) -> tuple[float, ...]:

@@ -136,10 +136,6 @@ def test_the_papers_capped_points_are_drawn_at_the_edge(ours):
     assert drawn["Mooncake-[2P+2D]"][-1] == (1.25, 1.2)  # the CSV's is inferred from where the line leaves the canvas
 
 
-def test_what_a_request_adds_is_the_profiles(ours):
-    assert [ours.poisson_rates.request_ms(name) for name in ("micro", "arxiv")] == [0.14, 0.6]
-
-
 def test_slos_are_those_of_the_mean_of_all_systems_at_the_lowest_rate(ours):
     workload = ours.poisson_rates.Workload("simulated-16k", "", (0.1, 0.2), 12, 2, 4, "one_by_one")
     found = ours.poisson_rates.measure(workload, "micro", [0])
