@@ -8,7 +8,8 @@ layer-wise adds at most 15 % of what serialized adds at the longest (the report:
 with the real engine, block store, export and messenger, over a link so slow that sending KVCache takes `--share` of
 computing it, at the length whose tokens are computed fastest: were it slower, nothing could hide behind the computation
 of such prompts. One core sends and receives, the others compute, as beside an accelerator: where two cores did both,
-what storing took of them was 20 % of what serialized storing adds.
+what storing took of them was 20 % of what serialized storing adds. Not met there is that layer-wise is flat: it grows
+from 0.01 to 0.12 s, while serialized grows from 0.5 to 3.9 s.
 """
 
 import itertools
@@ -34,6 +35,7 @@ CLAIM = (
 )
 WAYS = ("serialized", "layer-wise")
 MOST_SHARE = 0.15  # of what serialized adds at the longest length
+MOST_GROWTH = 1.5  # of layer-wise, for "flat"
 DEADLINE_S = 3600
 K = 1024
 
@@ -122,12 +124,12 @@ def headlines(ours: Seconds, machine: str) -> list[Headline]:
     )
     slow = (
         f"the link is so slow that sending takes {FLAGS.share:.0%} of the least time a token is computed in; what else "
-        "the machine does meanwhile counts"
+        "the machine does meanwhile counts, and next to nothing is not the same at all lengths"
     )
     link = slow if FLAGS.real else ""
     rows = [
-        ("serialized, by length", trend(paper, WAYS[0]), trend(ours, WAYS[0]), same(), ""),
-        ("layer-wise, by length", trend(paper, WAYS[1]), trend(ours, WAYS[1]), same(), link),
+        ("serialized, by length", trend(paper[WAYS[0]]), trend(ours[WAYS[0]]), same(), ""),
+        ("layer-wise, by length", trend(paper[WAYS[1]]), trend(ours[WAYS[1]]), same(), link),
         ("layer-wise over serialized at the longest", last(paper), last(ours), at_most(MOST_SHARE), link),
     ]
     if not FLAGS.real:
@@ -137,10 +139,10 @@ def headlines(ours: Seconds, machine: str) -> list[Headline]:
     ]
 
 
-def trend(ways: Seconds, way: str) -> str:
-    """flat: lengths differ by no more than MOST_SHARE of what serialized adds at the longest."""
-    added = [seconds for _, seconds in ways[way]]
-    if max(added) - min(added) <= MOST_SHARE * ways[WAYS[0]][-1][1]:
+def trend(points: list[tuple[int, float]]) -> str:
+    """flat: no length adds more than MOST_GROWTH of what another does."""
+    added = [seconds for _, seconds in points]
+    if max(added) <= MOST_GROWTH * min(added):
         return "flat"
     return "grows" if all(a < b for a, b in itertools.pairwise(added)) else "neither flat nor growing"
 

@@ -117,7 +117,8 @@ def keep_to(cores: list[int]) -> None:
 
 def main(model: str, model_dir: str, chunk: str, share: str, repeats: str, *lengths: str) -> None:
     comm, tokens = MPI.COMM_WORLD, [int(length) for length in lengths]
-    keep_to(COMPUTING if comm.rank == 0 else SENDING)
+    own = COMPUTING if comm.rank == 0 else SENDING
+    keep_to(own)
     enable_compile_cache(Path(model_dir) / "compiled")
     loaded = load_model(resolve(model, Path(model_dir)), "float32")
     config = loaded.config
@@ -134,7 +135,7 @@ def main(model: str, model_dir: str, chunk: str, share: str, repeats: str, *leng
     messenger.limit(gbps)
     keep_to(SENDING)
     messenger.start()
-    keep_to(COMPUTING)
+    keep_to(own)
     if experiment is not None:
         figures = measure(experiment, ToRankOne(messenger), tokens, int(repeats))
         messenger.send(1, "done").result(SENDING_DEADLINE_S)
