@@ -72,21 +72,7 @@ def _define() -> None:
     )
     flags.DEFINE_integer("drop_over", None, "reject prompts of more tokens, as vLLM does over 131072", **kwargs)
     flags.DEFINE_integer("prefill_chunk", 8192, "most tokens that enter a pipeline of nodes at once", **kwargs)
-    flags.DEFINE_string("model", "llama2-70b", f"one of {', '.join(ARCHITECTURES)}", **kwargs)
-    flags.DEFINE_string(
-        "cost", "micro", f"what a node's hardware takes: {', '.join(PROFILES)}, or a file of profile's", **kwargs
-    )
-    flags.DEFINE_string("believed_cost", None, "what Conductor believes of it (default: the same)", **kwargs)
-    flags.DEFINE_list("without", [], f"parts of the hardware that are left out: some of {', '.join(PARTS)}", **kwargs)
-    flags.DEFINE_float("link_gbps", None, "rate of a node's NIC in Gbps (default: as the cost model has it)", **kwargs)
-    flags.DEFINE_float("receive_gbps", None, "what a NIC receives, in Gbps (default: as much as it sends)", **kwargs)
-    flags.DEFINE_float("decision_s", SCHEDULE_S, "seconds from an arrival until its prefill instance knows", **kwargs)
-    flags.DEFINE_integer("dram_mib", 937_500, "MiB of DRAM that each prefill node lends to the KVCache pool", **kwargs)
-    flags.DEFINE_integer("ssd_mib", 0, "MiB of SSD that each prefill node lends to it", **kwargs)
-    flags.DEFINE_integer(
-        "device_kv_tokens", 1_300_000, "tokens of KVCache in a decoding instance's device memory", **kwargs
-    )
-    flags.DEFINE_integer("max_batch", 256, "most requests that an instance decodes at once", **kwargs)
+    _define_hardware(kwargs)
     define_scheduling_flags(FLAGS)
     define_mfu_flags(FLAGS, "node (default: of the accelerators that --cost is of, if it says)")
     flags.DEFINE_bool(
@@ -116,6 +102,25 @@ def _define() -> None:
     flags.DEFINE_bool("check", False, "assert all invariants all along: slow", **kwargs)
     flags.DEFINE_bool("events", False, "write events.jsonl too: what every actor handled, and when", **kwargs)
     flags.DEFINE_string("out", None, "folder for the results (default: results/<time>)", **kwargs)
+
+
+def _define_hardware(kwargs: dict[str, Any]) -> None:
+    """Of the nodes."""
+    flags.DEFINE_string("model", "llama2-70b", f"one of {', '.join(ARCHITECTURES)}", **kwargs)
+    flags.DEFINE_string(
+        "cost", "micro", f"what a node's hardware takes: {', '.join(PROFILES)}, or a file of profile's", **kwargs
+    )
+    flags.DEFINE_string("believed_cost", None, "what Conductor believes of it (default: the same)", **kwargs)
+    flags.DEFINE_list("without", [], f"parts of the hardware that are left out: some of {', '.join(PARTS)}", **kwargs)
+    flags.DEFINE_float("link_gbps", None, "rate of a node's NIC in Gbps (default: as the cost model has it)", **kwargs)
+    flags.DEFINE_float("receive_gbps", None, "what a NIC receives, in Gbps (default: as much as it sends)", **kwargs)
+    flags.DEFINE_float("decision_s", SCHEDULE_S, "seconds from an arrival until its prefill instance knows", **kwargs)
+    flags.DEFINE_integer("dram_mib", 937_500, "MiB of DRAM that each prefill node lends to the KVCache pool", **kwargs)
+    flags.DEFINE_integer("ssd_mib", 0, "MiB of SSD that each prefill node lends to it", **kwargs)
+    flags.DEFINE_integer(
+        "device_kv_tokens", 1_300_000, "tokens of KVCache in a decoding instance's device memory", **kwargs
+    )
+    flags.DEFINE_integer("max_batch", 256, "most requests that an instance decodes at once", **kwargs)
 
 
 _define()
